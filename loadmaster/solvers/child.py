@@ -21,8 +21,8 @@ import numpy as np
 from loadmaster import priority
 from loadmaster.errors import LoadmasterError, SolverError
 from loadmaster.orphans import end_with_files, wake_when_orphaned
-from loadmaster.solvers import registry
-from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver, Incumbent, Settled
+from loadmaster.solvers import cost_scale, registry
+from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver, Incumbent, Link, Settled
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
@@ -104,7 +104,16 @@ class PipeLink:
             self._incumbent_due = now + _REPORT_EVERY_S
 
 
-def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLink, solver: str) -> Solution:
+def answer(driver: Driver, program: Program, options: SolveOptions, link: Link, solver: str) -> Solution:
+    """Solve, with costs in units that suit the solver, and report and answer in those of the program."""
+    factor = 1.0 if registry.takes_intervals(solver) else cost_scale.factor_of(program)
+    if factor == 1.0:
+        return _answer(driver, program, options, link, solver)
+    scaled = cost_scale.scaled(program, options, factor)
+    return cost_scale.unscaled(_answer(driver, *scaled, cost_scale.UnscaledLink(link, factor), solver), factor)
+
+
+def _answer(driver: Driver, program: Program, options: SolveOptions, link: Link, solver: str) -> Solution:
     """Solve, after what no solver need be asked: the cutoff, the empty program, a whole and feasible start.
 
     The cutoff is a row, for every solver: HiGHS's own option for it can answer a mixed-integer program with

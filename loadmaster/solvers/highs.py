@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import highspy
@@ -18,7 +19,7 @@ import numpy as np
 from loadmaster.errors import InputError, SolverError
 from loadmaster.solvers.driver import Link
 from loadmaster.solvers.program import FloatArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
 
 __all__ = ["pass_program", "solve"]
 
@@ -31,6 +32,11 @@ _STOPPED_BY = {
     _Status.kSolutionLimit: StoppedBy.NODES,  # HiGHS's word for its node limit, too
     _Status.kInterrupt: StoppedBy.CANCEL,
 }
+
+# An optimum and its bound may be apart by this share more than asked, or by so much, as HiGHS sums in another order and
+# stops at an absolute gap of its own.
+_SAME = 1e-6
+_SAME_COST = 1e-5
 
 # An irreducible subset of the rows and bounds of the linear relaxation.
 _IIS_STRATEGY = 2 + 4
@@ -47,13 +53,11 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         SolverError: HiGHS refused the program or failed.
     """
     started = time.perf_counter()
-    highs = _new()
-    _set_options(highs, options)
-    pass_program(highs, program)
-    _set_start(highs, program, options)
-    _listen(highs, program, link, started)
-    highs.run()
-    status = highs.getModelStatus()
+    for asked in _attempts(options):
+        highs = _run(program, asked, link, started)
+        status = highs.getModelStatus()
+        if link.stop_asked() or not _is_broken(highs, program, options, status):
+            break
     if status == _Status.kUnboundedOrInfeasible:
         status = _disambiguate(highs, program)
 
@@ -84,6 +88,45 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     link.settled(solution)
     conflict = _conflict(program, options, solution.seconds)
     return dataclasses.replace(solution, conflict=conflict, seconds=time.perf_counter() - started)
+
+
+def _attempts(options: SolveOptions) -> Iterator[SolveOptions]:
+    """The options as given, and what is tried where HiGHS breaks: without the start, then without presolve too."""
+    yield options
+    bare = dataclasses.replace(options, start_columns=None, start_values=None)
+    if options.start_columns is not None:
+        yield bare
+    yield dataclasses.replace(bare, parameters={"presolve": "off", **options.parameters})
+
+
+def _run(program: Program, options: SolveOptions, link: Link, started: float) -> Any:
+    """One attempt, within what is left of the time limit."""
+    highs = _new()
+    if options.time_limit_s is not None:
+        left_s = options.time_limit_s - (time.perf_counter() - started)
+        options = dataclasses.replace(options, time_limit_s=max(0.0, left_s))
+    _set_options(highs, options)
+    pass_program(highs, program)
+    _set_start(highs, program, options)
+    _listen(highs, program, link, started)
+    highs.run()
+    return highs
+
+
+def _is_broken(highs: Any, program: Program, options: SolveOptions, status: Any) -> bool:
+    """Whether HiGHS failed, or contradicts itself.
+
+    Seen in 1.16.0: "solve error" for programs of twenty columns that it solves without presolve, and "optimal" for a
+    start that is 4 % dearer than the optimum which it has proved, and found in the presolved program.
+    """
+    if status != _Status.kOptimal:
+        return bool(status in (_Status.kSolveError, _Status.kPresolveError, _Status.kPostsolveError))
+    values = _incumbent(highs, program)
+    if values is None or not program.integer.any():
+        return values is None
+    gap = relative_gap(program.objective(values), _finite(_bound(highs, program, status)))
+    absolute = abs(program.objective(values) - _bound(highs, program, status))
+    return gap is not None and gap > options.gap + _SAME and absolute > _SAME_COST
 
 
 def pass_program(highs: Any, program: Program) -> None:

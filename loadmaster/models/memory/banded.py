@@ -74,7 +74,7 @@ from loadmaster.models.memory.forward_pass import (
 )
 from loadmaster.models.memory.groups import GroupedProblem, in_groups, least_workspace_bytes
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
-from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
+from loadmaster.models.memory.rows import Row, RowWriter, term
 from loadmaster.models.memory.send_queue import drain_queue, held_bytes, send_queue
 
 # A choice of implementation gets columns when it moves at least this share of the budget in workspace; below it the
@@ -82,8 +82,6 @@ from loadmaster.models.memory.send_queue import drain_queue, held_bytes, send_qu
 NOTICEABLE = 0.002
 # Tensors below this share of the budget are not worth the link.
 WORTH_SENDING = 0.002
-# Kept off the budget so that solver tolerances (1e-6 of a MiB and row) never cost a byte.
-MARGIN_MIB = 1e-4
 
 # What is present in each stage of a slot: for stage k a row for every result, v[k,i] or what it equals.
 Presence = dict[int, list[Row]]
@@ -106,19 +104,22 @@ def build(
         starts: first stages of the slots.
         allowed: [slots, V], which recomputations are considered.
         offload: whether results may travel to the host (needs a host link and a time objective).
-        to_the_byte: nothing is kept off the budget: solver tolerances may cost a byte too many.
+        to_the_byte: the budget may be filled to the byte, and a solver's tolerance may take some too many. Otherwise
+            rows that are not exact keep clear of it (:class:`~loadmaster.models.memory.choices.ByteScale`).
         out_of_time: once true, the writing ends with :class:`~loadmaster.models.memory.rows.OutOfTimeError`.
     """
-    grouped = in_groups(problem, budget_bytes, starts, NOTICEABLE)
-    w = RowWriter(budget_bytes, out_of_time)
-    w.budget -= 0.0 if to_the_byte or budget_bytes is None else MARGIN_MIB
+    grouped = in_groups(problem, budget_bytes, starts, NOTICEABLE, relaxes=to_the_byte)
+    w = RowWriter(grouped.scale, budget_bytes, out_of_time)
     travels = offload and problem.may_offload
-    c = add_columns(w, grouped, allowed, least_sent_mib=WORTH_SENDING * w.budget if travels else np.inf)
+    least_sent_bytes = WORTH_SENDING * (budget_bytes or 0) if travels else np.inf
+    c = add_columns(w, grouped, allowed, least_sent_bytes=least_sent_bytes)
     backward = single_backward_implementation(w, problem)
     queue = send_queue(w, grouped, c.offload, whole=False) if travels else None
     rules = ForwardRules(
         survives=lambda i: term(c.stored, 0, i).plus(term(c.offload, i)),
-        keep_encoded=lambda forward, f, before, taken: encoded_forward_memory(w, grouped, forward, f, before, taken),
+        keep_encoded=lambda forward, f, before, taken_bytes: encoded_forward_memory(
+            w, grouped, forward, f, before, taken_bytes
+        ),
         sending=lambda f: held_bytes(grouped, queue, f),
     )
     forward = forward_memory(w, grouped, c.stored[0], rules)
@@ -135,27 +136,28 @@ def build(
         backward_memory(w, grouped, backward, h, present, level)
         if queue is not None and h > 0:
             fetching(w, grouped, c, backward, h)
-    return Banded(w.build(), problem, grouped.groups, c, backward, forward, kept)
+    return Banded(w.build(), problem, grouped.groups, grouped.scale.unit_bytes, c, backward, forward, kept)
 
 
 def encoded_forward_memory(
-    w: RowWriter, grouped: GroupedProblem, forward: ForwardColumns, f: ForwardOperator, before: Row, taken: float
+    w: RowWriter, grouped: GroupedProblem, forward: ForwardColumns, f: ForwardOperator, before: Row, taken_bytes: int
 ) -> None:
     """(4.1) for an encoded result: computed exactly when kept, in place exactly when its parent is."""
     kept = int(forward.stored[f.id])
     if kept < 0:
         return
     cost = Row({kept: min(grouped.problem.cost(c) for c in f.implementations)})
-    workspace = max(c.workspace_bytes for c in f.implementations) / MIB
+    workspace_bytes = max(c.workspace_bytes for c in f.implementations)
     parent = int(forward.in_place[f.encodes]) if f.encodes is not None else -1
     if f.in_place is not None and parent >= 0:
         both = w.both("encoded_in_place", kept, parent)
         cost.also(both, grouped.problem.in_place_cost(f.in_place))
-        before.also(both, f.in_place.workspace_delta_bytes / MIB)
+        before.also(both, grouped.scale.units(f.in_place.workspace_delta_bytes))
     forward.costs[f.id] = cost, 0.0
     w.objective.plus(cost)
-    gradients = grouped.problem.gradient_bytes(0) / MIB
-    w.fits("forward_encoded", before.also(kept, workspace + taken - gradients), gradients)
+    gradients_bytes = grouped.problem.gradient_bytes(0)
+    alone = grouped.scale.units(workspace_bytes + taken_bytes - gradients_bytes)
+    w.fits("forward_encoded", before.also(kept, alone), gradients_bytes)
 
 
 def recompute_dependencies(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int) -> None:
@@ -245,7 +247,7 @@ def byte_levels(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int,
     What is stored and stays alike throughout the slot's recomputation is summed once, so that rows stay short.
     """
     a, _ = grouped.groups[h]
-    taken = grouped.problem.gradient_bytes(a) / MIB
+    taken_bytes = grouped.problem.gradient_bytes(a)
     after = present[a]
     before = [c.on_device(h, i) for i in range(grouped.count)]
     changing = [i for i in range(grouped.count) if (before[i] or after[i]) and before[i] != after[i]]
@@ -253,20 +255,20 @@ def byte_levels(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int,
     for i in range(grouped.count):
         first.plus(before[i], grouped.sizes[i])
         first.plus(on_its_way(c, h + 1, i), grouped.sizes[i])
-    columns = [_level(w, "level", first, taken)]
+    columns = [_level(w, "level", first, taken_bytes)]
     for i in changing:
         change = Row(after[i]).plus(before[i], -1.0)
-        columns.append(_level(w, "level", Row({columns[-1]: 1.0}).plus(change, grouped.sizes[i]), taken))
+        columns.append(_level(w, "level", Row({columns[-1]: 1.0}).plus(change, grouped.sizes[i]), taken_bytes))
     return ByteLevels(changing, columns)
 
 
-def _level(w: RowWriter, name: str, equals: Row, taken: float) -> int:
-    """A column that equals a row, with room for ``taken`` beside it under the budget."""
-    room = w.budget - taken
+def _level(w: RowWriter, name: str, equals: Row, taken_bytes: int) -> int:
+    """A column that equals a row, with room for ``taken_bytes`` beside it under the budget."""
+    room = w.room(taken_bytes)
     upper = np.inf if w.minimizes_budget else max(room, 0.0)
     column = int(w.builder.columns(name, 1, upper=upper)[0])
     if w.minimizes_budget or room < 0:
-        w.fits("room", Row({column: 1.0}), taken)
+        w.fits("room", Row({column: 1.0}), taken_bytes)
     w.equal(name, Row(equals).also(column, -1.0))
     return column
 
@@ -281,7 +283,7 @@ def recompute_memory(
     """
     a, b = grouped.groups[h]
     forward, sizes = grouped.problem.forward, grouped.sizes
-    gradients = grouped.problem.gradient_bytes(a) / MIB
+    gradients_bytes = grouped.problem.gradient_bytes(a)
     wanted = set(grouped.wanted(a))
     live = {i for j in c.recomputable(h) for i in forward[j].live_inputs}
     later = present[a + 1] if a < b else [c.on_device_next(h, i) for i in range(grouped.count)]
@@ -292,17 +294,17 @@ def recompute_memory(
         row = Row({level.before(j): 1.0}).plus(c.on_device(h, j), -sizes[j])
         for i in f.live_inputs:
             row.plus(kept.get(i, present[a][i]), -sizes[i])
-        held = sizes[j] + f.live_bytes / MIB
+        held_bytes = f.output_bytes + f.live_bytes
         if (h, j) in c.recompute_choices:
             columns, numbers = c.recompute_choices[h, j]
             for column, number in zip(columns, numbers, strict=True):
-                row.also(int(column), f.recompute_implementations[number].workspace_bytes / MIB)
+                row.also(int(column), grouped.scale.units(f.recompute_implementations[number].workspace_bytes))
         else:
-            held += least_workspace_bytes(f.recompute_implementations) / MIB
+            held_bytes += least_workspace_bytes(f.recompute_implementations)
         if f.in_place is not None:
             inside = term(c.recompute_in_place, h, j).plus(term(c.encoded_in_place, h, j))
-            row.plus(inside, f.in_place.workspace_delta_bytes / MIB)
-        w.fits("recompute", row.plus(term(c.recompute, h, j), held), gradients)
+            row.plus(inside, grouped.scale.units(f.in_place.workspace_delta_bytes))
+        w.fits("recompute", row.plus(term(c.recompute, h, j), grouped.scale.units(held_bytes)), gradients_bytes)
     return kept
 
 
@@ -326,14 +328,14 @@ def backward_memory(
         operator = grouped.problem.backward[k - 1]
         if k > a:
             # What stage k-1 held is stored when stage k starts; then what k-1 read last is gone.
-            w.fits("stage_start", Row({bytes_held: 1.0}), grouped.problem.gradient_bytes(k) / MIB)
+            w.fits("stage_start", Row({bytes_held: 1.0}), grouped.problem.gradient_bytes(k))
             step = Row({bytes_held: 1.0})
             for i in range(grouped.count):
                 now, then = present[k][i], present[k - 1][i]
                 if now is not then and now != then:
                     step.plus(now, grouped.sizes[i]).plus(then, -grouped.sizes[i])
-            bytes_held = _level(w, "held", step, 0.0)
+            bytes_held = _level(w, "held", step, 0)
         row = Row({bytes_held: 1.0})
         for column, choice in zip(backward.choices[k - 1], operator.implementations, strict=True):
-            row.also(int(column), choice.workspace_bytes / MIB)
-        w.fits("backward", row, (operator.live_bytes + operator.fixed_bytes + operator.output_bytes) / MIB)
+            row.also(int(column), grouped.scale.units(choice.workspace_bytes))
+        w.fits("backward", row, operator.live_bytes + operator.fixed_bytes + operator.output_bytes)

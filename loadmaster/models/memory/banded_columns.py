@@ -13,7 +13,7 @@ from loadmaster.models.memory.bands import BoolArray, slots_of_stages
 from loadmaster.models.memory.groups import GroupedProblem, direct_uses, worthwhile
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import Row, RowWriter, term
-from loadmaster.solvers.program import FloatArray, IntArray
+from loadmaster.solvers.program import IntArray
 
 # At most so many implementations of a recomputation get columns: cheapest, middle of the front, least workspace.
 CHOICES = 3
@@ -61,11 +61,11 @@ class BandedColumns:
         return self.on_device(h, i).plus(term(self.recompute, h, i))
 
 
-def add_columns(w: RowWriter, grouped: GroupedProblem, allowed: BoolArray, *, least_sent_mib: float) -> BandedColumns:
+def add_columns(w: RowWriter, grouped: GroupedProblem, allowed: BoolArray, *, least_sent_bytes: float) -> BandedColumns:
     """The columns for the recomputations ``allowed`` [slots, V], and for sending results of at least that size."""
     problem, shape = grouped.problem, (len(grouped.groups), grouped.count)
     read_in, events = _events(problem, grouped.groups, allowed)
-    offload = w.cells("offload", _sendable(problem, grouped.sizes, events, least_sent_mib))
+    offload = w.cells("offload", _sendable(problem, events, least_sent_bytes))
     fetch = w.cells("fetch", _fetchable(offload, events, shape))
     late = w.cells("late", (fetch >= 0) & (fetch.size <= LATE_CELLS))
     stored = np.full((shape[0] + 1, shape[1]), -1, dtype=np.int64)
@@ -102,10 +102,10 @@ def _events(
     return read_in, events
 
 
-def _sendable(problem: MemoryProblem, sizes: FloatArray, events: list[set[int]], least_sent_mib: float) -> BoolArray:
+def _sendable(problem: MemoryProblem, events: list[set[int]], least_sent_bytes: float) -> BoolArray:
     # Encoded results are small, and computed only when kept: those stay here.
     travels = [f.offloadable and f.encodes is None and bool(events[f.id]) for f in problem.forward]
-    sendable: BoolArray = np.array(travels) & (sizes >= least_sent_mib)
+    sendable: BoolArray = np.array(travels) & (problem.output_bytes >= least_sent_bytes)
     return sendable
 
 

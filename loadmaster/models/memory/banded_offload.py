@@ -11,7 +11,7 @@ import numpy as np
 from loadmaster.models.memory.banded_columns import BandedColumns
 from loadmaster.models.memory.forward_pass import BackwardColumns
 from loadmaster.models.memory.groups import GroupedProblem
-from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
+from loadmaster.models.memory.rows import Row, RowWriter, term
 
 
 def on_its_way(c: BandedColumns, h: int, i: int) -> Row:
@@ -30,7 +30,7 @@ def sending(w: RowWriter, grouped: GroupedProblem, c: BandedColumns) -> None:
             w.at_most("fetch", term(c.fetch, h, i).also(column, -1.0), 0.0)
     if link.capacity_bytes is not None:
         sent = Row({int(c.offload[i]): grouped.sizes[i] for i in np.flatnonzero(c.offload >= 0)})
-        w.at_most("capacity", sent, link.capacity_bytes / MIB)
+        w.at_most("capacity", sent, grouped.scale.room(link.capacity_bytes))
 
 
 def fetching(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, backward: BackwardColumns, h: int) -> None:
@@ -51,6 +51,6 @@ def fetching(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, backward: 
     for k in range(a, b + 1):
         for column, choice in zip(backward.choices[k - 1], problem.backward[k - 1].implementations, strict=True):
             row.also(int(column), -choice.time_us)
-    stall = w.amount("fetch_stall_us")
-    w.cost(stall, 1.0)
-    w.at_most("fetch_time", row.also(stall, -1.0), 0.0)
+    stall = w.amount("fetch_stall")
+    w.cost(stall, grouped.wait_us)
+    w.at_most("fetch_time", row.also(stall, -grouped.wait_us), 0.0)

@@ -26,6 +26,7 @@ class Banded:
 
     Attributes:
         groups: first and last stage of each slot.
+        unit_bytes: of the program's rows.
         kept: for each slot, of what its first stage reads: whether that stage keeps it. A row of one binary column is
             e, or s; any other row is the sum of backward choices.
     """
@@ -33,6 +34,7 @@ class Banded:
     program: Program
     problem: MemoryProblem
     groups: list[tuple[int, int]]
+    unit_bytes: int
     columns: BandedColumns
     backward: BackwardColumns
     forward: ForwardColumns

@@ -64,7 +64,7 @@ def run(
 def forward_pass(problem: MemoryProblem, ways: Sequence[int]) -> list[int]:
     """What the forward pass runs: every operator, and the encoded results that the backward pass reads."""
     read = {i for needs in needs_of(problem, ways) for i in needs}
-    return [f.id for f in problem.forward if f.encodes is None or f.id in read]
+    return sorted(problem.first_run(read))
 
 
 def schedule(

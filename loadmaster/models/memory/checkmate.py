@@ -64,7 +64,7 @@ class Columns:
         ids: the forward operators that run.
     """
 
-    def __init__(self, b: ProgramBuilder, problem: MemoryProblem, budget_bytes: int) -> None:
+    def __init__(self, b: ProgramBuilder, problem: MemoryProblem, budget_bytes: int, *, relaxes: bool) -> None:
         self.problem = problem
         self.budget_bytes = budget_bytes
         self.ways = baselines.fastest_backward(problem)
@@ -73,7 +73,7 @@ class Columns:
         self.ids = baselines.forward_pass(problem, self.ways)
         self.edges = [(i, j) for j in self.ids for i in problem.forward[j].inputs]
         # Up to three terms an operator add up in u before a row reads it.
-        self.scale = ByteScale(problem, budget_bytes, terms=3 * self.count)
+        self.scale = ByteScale(problem, budget_bytes, terms=3 * self.count, relaxes=relaxes)
         self.units = np.array([self.scale.units(int(m)) for m in problem.output_bytes])
         self._add(b)
 
@@ -142,10 +142,14 @@ class Checkmate:
         return without_dead_code(c.problem, Schedule(tuple(stages)))
 
 
-def formulate(problem: MemoryProblem, budget_bytes: int) -> Checkmate:
-    """The formulation under a budget."""
+def formulate(problem: MemoryProblem, budget_bytes: int, *, relaxes: bool = True) -> Checkmate:
+    """The formulation under a budget.
+
+    Args:
+        relaxes: as for :func:`loadmaster.models.memory.monet.formulate`.
+    """
     b = ProgramBuilder()
-    c = Columns(b, problem, budget_bytes)
+    c = Columns(b, problem, budget_bytes, relaxes=relaxes)
     recompute_dependencies(b, c)
     storage_continuity(b, c)
     backward_dependencies(b, c)

@@ -112,7 +112,7 @@ def _liveness(
     keeps[0] = wanted_next - {f.forward for f in fetches[1]}
     _drop_needless(fetches, 1, wanted_next)
     lasting = keeps[0] | {f.forward for arrived in fetches for f in arrived}
-    computes[0] = frozenset(j for j in decisions.computes[0] if problem.forward[j].encodes is None or j in lasting)
+    computes[0] = problem.first_run(lasting & decisions.computes[0])
     return computes, keeps, fetches
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from loadmaster.models.memory.groups import GroupedProblem, least_workspace_bytes, worthwhile
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
-from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
+from loadmaster.models.memory.rows import Row, RowWriter, term
 from loadmaster.solvers.program import IntArray
 
 # Prefix sums over this many results keep the forward rows short.
@@ -63,7 +63,7 @@ class ForwardRules:
     """
 
     survives: Callable[[int], Row]
-    keep_encoded: Callable[[ForwardColumns, ForwardOperator, Row, float], None]
+    keep_encoded: Callable[[ForwardColumns, ForwardOperator, Row, int], None]
     sending: Callable[[ForwardOperator], Row]
 
 
@@ -85,16 +85,16 @@ def forward_memory(w: RowWriter, g: GroupedProblem, stored: IntArray, rules: For
     """The forward pass, with the kept results piling up; implementations and in-place are chosen."""
     nothing: tuple[Row, float] = (Row(), 0.0)
     columns = ForwardColumns(stored, np.full(g.count, -1, dtype=np.int64), {}, [nothing] * g.count)
-    gradients = g.problem.gradient_bytes(0) / MIB
+    gradients_bytes = g.problem.gradient_bytes(0)
     prefix = _prefix_sums(w, g, stored)
     for f in g.problem.forward:
         w.look_at_the_clock()
         row = _kept_before(g, f, stored, prefix).plus(rules.sending(f))
-        taken = gradients + (f.output_bytes + f.live_bytes) / MIB
+        taken_bytes = gradients_bytes + f.output_bytes + f.live_bytes
         if f.encodes is not None:
-            rules.keep_encoded(columns, f, row, taken)
+            rules.keep_encoded(columns, f, row, taken_bytes)
         else:
-            _compute(w, g, columns, f, row, taken, rules)
+            _compute(w, g, columns, f, row, taken_bytes, rules)
     return columns
 
 
@@ -104,7 +104,7 @@ def _compute(
     columns: ForwardColumns,
     f: ForwardOperator,
     row: Row,
-    taken: float,
+    taken_bytes: int,
     rules: ForwardRules,
 ) -> None:
     choices = worthwhile(g.problem, f.implementations, g.noticeable_bytes)
@@ -117,19 +117,19 @@ def _compute(
         columns.choices[f.id] = (chosen, tuple(c for c, _ in choices))
         for column, (_, choice) in zip(chosen, choices, strict=True):
             cost.also(int(column), g.problem.cost(choice) - cheapest)
-            row.also(int(column), choice.workspace_bytes / MIB)
+            row.also(int(column), g.scale.units(choice.workspace_bytes))
     else:
-        taken += least_workspace_bytes(f.implementations) / MIB
+        taken_bytes += least_workspace_bytes(f.implementations)
     if f.in_place is not None:
         inside = w.binary("in_place")
         columns.in_place[f.id] = inside
         cost.also(inside, g.problem.in_place_cost(f.in_place))
-        row.also(inside, f.in_place.workspace_delta_bytes / MIB)
+        row.also(inside, g.scale.units(f.in_place.workspace_delta_bytes))
         w.at_most("in_place", Row({inside: 1.0}).plus(rules.survives(f.in_place.overwrites)), 1.0)
         _exclude_later_readers(w, g, columns.stored, inside, f)
     columns.costs[f.id] = cost, cheapest
     w.objective.plus(cost)
-    w.fits("forward", row, taken)
+    w.fits("forward", row, taken_bytes)
 
 
 def _exclude_later_readers(w: RowWriter, g: GroupedProblem, stored: IntArray, inside: int, f: ForwardOperator) -> None:
@@ -143,7 +143,7 @@ def _exclude_later_readers(w: RowWriter, g: GroupedProblem, stored: IntArray, in
 
 
 def _prefix_sums(w: RowWriter, g: GroupedProblem, kept: IntArray) -> IntArray:
-    """Columns holding the kept bytes (MiB) of results 0..STRIDE*n-1, n = 0, 1, ..."""
+    """Columns holding the kept bytes of results 0..STRIDE*n-1, n = 0, 1, ..."""
     count = (g.count + STRIDE - 1) // STRIDE
     columns = w.builder.columns("kept_before", count)
     w.equal("kept_before", Row({int(columns[0]): 1.0}))

@@ -10,15 +10,15 @@ and 8 and 9:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from loadmaster.models.memory.choices import Choice, undominated
+from loadmaster.models.memory.choices import ByteScale, Choice, undominated
 from loadmaster.models.memory.problem import Implementation, MemoryProblem
-from loadmaster.models.memory.rows import MIB
 from loadmaster.solvers.program import FloatArray, IntArray
 
 
@@ -29,11 +29,13 @@ class GroupedProblem:
     Attributes:
         groups: first and last stage of each.
         noticeable_bytes: what a choice of implementation must move in workspace to get columns.
+        scale: how bytes become coefficients.
     """
 
     problem: MemoryProblem
     groups: list[tuple[int, int]]
     noticeable_bytes: float
+    scale: ByteScale
 
     @cached_property
     def count(self) -> int:
@@ -42,8 +44,16 @@ class GroupedProblem:
 
     @cached_property
     def sizes(self) -> FloatArray:
-        """m_i in MiB [V]."""
-        return np.asarray(self.problem.output_bytes / MIB, dtype=np.float64)
+        """m_i in units of the scale [V]."""
+        return np.asarray(self.problem.output_bytes / self.scale.unit_bytes, dtype=np.float64)
+
+    @cached_property
+    def wait_us(self) -> float:
+        """What columns of waits are in units of: about the longest operator, so that they cost about as much."""
+        forward = [c for f in self.problem.forward for c in (*f.implementations, *f.recompute_implementations)]
+        backward = [c for b in self.problem.backward for c in b.implementations]
+        longest = max(c.time_us for c in (*forward, *backward))
+        return math.ldexp(1.0, math.frexp(longest)[1]) if longest > 0.0 else 1.0
 
     def wanted(self, k: int) -> list[int]:
         """Results that some implementation of backward k reads."""
@@ -51,11 +61,19 @@ class GroupedProblem:
 
 
 def in_groups(
-    problem: MemoryProblem, budget_bytes: int | None, starts: Sequence[int], noticeable: float
+    problem: MemoryProblem, budget_bytes: int | None, starts: Sequence[int], noticeable: float, *, relaxes: bool
 ) -> GroupedProblem:
-    """``noticeable``: the share of the budget in workspace from which a choice of implementation gets columns."""
-    noticeable_bytes = noticeable * (budget_bytes or int(problem.output_bytes.sum()))
-    return GroupedProblem(problem, groups_of(starts, problem.stage_count), noticeable_bytes)
+    """The problem in groups.
+
+    Args:
+        budget_bytes: None where it is minimized.
+        noticeable: the share of the budget in workspace from which a choice of implementation gets columns.
+        relaxes: as of :class:`~loadmaster.models.memory.choices.ByteScale`.
+    """
+    near_bytes = budget_bytes or int(problem.output_bytes.sum())
+    # The bytes of a row are a chain of up to so many others.
+    scale = ByteScale(problem, near_bytes, terms=len(problem.forward) + 2, relaxes=relaxes)
+    return GroupedProblem(problem, groups_of(starts, problem.stage_count), noticeable * near_bytes, scale)
 
 
 def direct_uses(problem: MemoryProblem) -> list[set[int]]:

@@ -53,7 +53,10 @@ class Liveness:
             last_use = max([last_read, *(last_run[e] for e in problem.encodings[i])])
             runs = allowed[:, i] & (stage <= last_use)
             self.compute[:, i] = runs
-            self.compute[0, i] = last_read > 0
+            first_readers = [
+                j for j in problem.consumers[i] if problem.forward[j].encodes is None or self.compute[0, j]
+            ]
+            self.compute[0, i] = last_read > 0 or bool(first_readers)
             last_run[i] = max(np.flatnonzero(runs), default=0)
             # The stage that reads it for its backward operator keeps it too, unless it computes it: see
             # :mod:`loadmaster.models.memory.dead_code`.

@@ -1,5 +1,10 @@
 r"""MONeT as published: keep, recompute and choose implementations jointly, exact against the checker.
 
+Rows are exact to the byte where they can be (:class:`~loadmaster.models.memory.choices.ByteScale`). Elsewhere the
+program is a relaxation by about a millionth of the budget: its bound and its verdict are proofs, and a point may take
+some bytes too many. :meth:`~loadmaster.models.memory.monet_points.Monet.cover` cuts such a point off, and all others
+that take as much for the same reason. Solved again until the checker passes its point, the program is exact.
+
 Source: [Shah23] sections 4.2.2 and 4.3; memory as :mod:`loadmaster.models.memory.checker` states it.
 
 Sets: stages t = 0..K (0 is the forward pass, k = 1..K recomputes and runs backward k), forward operators i, j = 0..V-1,
@@ -20,7 +25,8 @@ The source's p[t,i] (computed and not overwritten) is projected out: s + p >= x 
 
 Minimize the costs of d, h, q and y (and of r where there is one implementation), which lie on the columns (4.9)
 subject to, numbered as in the source where the rows are its own,
-(4.7)  what is computed finds its inputs: r[t,j] <= s[t,i] + r[t,i] for i in N_j, t >= 1 - `recompute_dependencies`;
+(4.7)  what is computed finds its inputs: r[t,j] <= s[t,i] + r[t,i] for i in N_j (for t = 0, where most r are 1, of an
+       encoded i) - `recompute_dependencies`;
        only what is there is handed on: s[t+1,i] <= s[t,i] + r[t,i] - `storage_continuity`
 (4.8)  what backward k needs is kept or computed: sum of h[k,l] with i in D_k^l <= s[k+1,i] + r[k,i] -
        `backward_dependencies`
@@ -96,7 +102,8 @@ def formulate(
     if boundaries is None:
         boundaries = range(1, problem.stage_count, max(1, round((problem.stage_count - 1) / _BOUNDARIES)))
     b = ProgramBuilder()
-    c = MonetColumns(b, problem, budget_bytes, Liveness(problem, may_recompute=may_recompute), boundaries)
+    live = Liveness(problem, may_recompute=may_recompute)
+    c = MonetColumns(b, problem, budget_bytes, live, boundaries)
     recompute_dependencies(b, c)
     storage_continuity(b, c)
     backward_dependencies(b, c)
@@ -126,6 +133,10 @@ def recompute_dependencies(b: ProgramBuilder, c: MonetColumns) -> None:
         (row, c.compute[t, i[e]], -1),
     ]
     b.rows("recompute_dependencies", len(t), terms, upper=0)
+    encoded = np.flatnonzero(c.parents[i] >= 0)
+    row = np.arange(len(encoded))
+    terms = [(row, c.compute[0, j[encoded]], 1), (row, c.compute[0, i[encoded]], -1)]
+    b.rows("forward_dependencies", len(encoded), terms, upper=0)
 
 
 def storage_continuity(b: ProgramBuilder, c: MonetColumns) -> None:

@@ -47,7 +47,7 @@ class MonetColumns:
         self.budget_bytes = budget_bytes
         self.stages, self.count = problem.stage_count, len(problem.forward)
         self.live = live
-        self.scale = ByteScale(problem, budget_bytes, terms=self.count + 2)
+        self.scale = ByteScale(problem, budget_bytes, terms=self.count + 2, relaxes=True)
         self.units = np.array([self.scale.units(int(m)) for m in problem.output_bytes])
         self.boundaries = tuple(boundaries)
         self._add(builder)

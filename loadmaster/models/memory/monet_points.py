@@ -14,6 +14,7 @@ from loadmaster.models.memory.dead_code import without_dead_code
 from loadmaster.models.memory.liveness import BoolArray
 from loadmaster.models.memory.monet_columns import MonetColumns
 from loadmaster.models.memory.plan import Compute, Schedule, Stage
+from loadmaster.models.memory.verdict import Moment
 from loadmaster.solvers.program import FloatArray, Program
 
 
@@ -39,6 +40,52 @@ class Monet:
             keep = tuple(np.flatnonzero(on[c.keep[t]]).tolist())
             stages.append(Stage(tuple(computes), ways.get(t), keep))
         return without_dead_code(c.problem, Schedule(tuple(stages)))
+
+    def cover(self, schedule: Schedule, moment: Moment) -> tuple[FloatArray, float]:
+        """A row that no plan violates, and that every point violates whose schedule holds at ``moment`` what this one
+        does, which is more than the budget: its coefficients [columns] and its lower bound.
+
+        What is there is named by the columns at one, and what would be there if something did not save room by those
+        at zero. At least one of them is otherwise.
+        """
+        there, away = self._holding(schedule, moment)
+        coefficients = np.zeros(self.program.column_count)
+        coefficients[there] = -1.0
+        coefficients[away] = 1.0
+        return coefficients, 1.0 - len(there)
+
+    def _holding(self, schedule: Schedule, moment: Moment) -> tuple[list[int], list[int]]:
+        """The columns at one, and at zero, that what is resident at a moment follows from."""
+        c, t, j = self.columns, moment.stage, moment.operator
+        keep = set(schedule.stages[t].keep)
+        stored = set(schedule.stages[t - 1].keep) if t > 0 else set()
+        way = schedule.stages[t].implementation
+        needs: set[int] = set()
+        there: list[int] = []
+        away: list[int] = []
+        if t > 0 and way is not None:
+            needs = set(c.problem.backward[t - 1].implementations[way].needs)
+            there.append(c.way_at[t, way])
+        if moment.what == "backward":
+            there += [int(c.keep[t, i]) for i in keep - needs]
+            return there, away
+        operator = c.problem.forward[j]
+        live: set[int] = set()
+        if moment.what == "forward":
+            live = set(operator.live_inputs)
+            there.append(int(c.compute[t, j]))
+            if len(c.choices[min(t, 1)][j]) > 1:
+                there.append(c.pick_at[t, j, moment.implementation])
+            at = c.in_place_at if operator.encodes is None else c.encoded_in_place_at
+            if operator.in_place is not None and at[t, j] >= 0:
+                grows = operator.in_place.workspace_delta_bytes > 0
+                if moment.in_place == grows:
+                    (there if grows else away).append(int(at[t, j]))
+        there += [int(c.keep[t, i]) for i in keep - needs - live if i < j]
+        # Live inputs are counted anyway, and once more where the backward operator reads what is not kept.
+        away += [int(c.keep[t, i]) for i in (needs & live) - keep if i < j]
+        there += [int(c.keep[t - 1, i]) for i in stored if i > j or (i == j and moment.what == "before")]
+        return there, away
 
     def _runs_in_place(self, on: BoolArray, t: int, i: int) -> bool:
         c, operator = self.columns, self.columns.problem.forward[i]

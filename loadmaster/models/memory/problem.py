@@ -7,7 +7,7 @@ and 4.3; the accounting of memory is stated in :mod:`loadmaster.models.memory.ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -249,6 +249,15 @@ class MemoryProblem(ShownProblem):
             if operator.encodes is not None:
                 encoded[operator.encodes].append(operator.id)
         return tuple(tuple(e) for e in encoded)
+
+    def first_run(self, read: Collection[int]) -> frozenset[int]:
+        """What the forward pass runs so that these are there after it: every operator, and of the encoded results those
+        that are read, by the backward pass or by others that run."""
+        runs = {f.id for f in self.forward if f.encodes is None or f.id in read}
+        for f in reversed(self.forward):
+            if f.id in runs:
+                runs.update(f.inputs)
+        return frozenset(runs)
 
     def cost(self, implementation: Implementation | BackwardImplementation) -> float:
         """What the objective counts for one run: time or energy."""

@@ -77,7 +77,7 @@ from loadmaster.models.memory.groups import (
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
 from loadmaster.models.memory.relaxation_links import LinkColumns, fetching, link_columns, on_the_way, sending
 from loadmaster.models.memory.relaxation_points import Columns, Relaxation
-from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
+from loadmaster.models.memory.rows import Row, RowWriter, term
 from loadmaster.models.memory.send_queue import drain_queue, held_bytes
 
 # A choice of implementation gets variables when it moves at least this share of the budget; below it, the relaxation
@@ -102,8 +102,8 @@ def build(
         starts: first stages of the groups.
         out_of_time: once true, the writing ends with :class:`~loadmaster.models.memory.rows.OutOfTimeError`.
     """
-    grouped = in_groups(problem, budget_bytes, starts, NOTICEABLE)
-    w = RowWriter(budget_bytes, out_of_time)
+    grouped = in_groups(problem, budget_bytes, starts, NOTICEABLE, relaxes=True)
+    w = RowWriter(grouped.scale, budget_bytes, out_of_time)
     columns = _columns(w, grouped)
     links = link_columns(w, grouped, columns.offload, columns.fetch) if problem.may_offload else None
     recompute_dependencies(w, grouped, columns)
@@ -112,7 +112,7 @@ def build(
     queue = None if links is None else links.queue
     rules = ForwardRules(
         survives=lambda i: term(columns.stored, 0, i),
-        keep_encoded=lambda forward, f, before, taken: _cost_of_encoded(w, grouped, forward, f),
+        keep_encoded=lambda forward, f, before, taken_bytes: _cost_of_encoded(w, grouped, forward, f),
         sending=lambda f: held_bytes(grouped, queue, f),
     )
     forward = forward_memory(w, grouped, columns.stored[0], rules)
@@ -124,7 +124,7 @@ def build(
         drain_queue(w, grouped, links.queue, forward.costs)
         sending(w, grouped, links, columns.stored[0])
         fetching(w, grouped, links, backward, columns.spent)
-    return Relaxation(w.build(), problem, grouped.groups, columns, backward)
+    return Relaxation(w.build(), problem, grouped.groups, grouped.scale, columns, backward)
 
 
 def _columns(w: RowWriter, grouped: GroupedProblem) -> Columns:
@@ -152,7 +152,7 @@ def _columns(w: RowWriter, grouped: GroupedProblem) -> Columns:
             workspace = Row()
             for column, choice in zip(chosen, choices, strict=True):
                 cost.also(int(column), p.cost(choice) - cheapest)
-                workspace.also(int(column), choice.workspace_bytes / MIB)
+                workspace.also(int(column), grouped.scale.units(choice.workspace_bytes))
             columns.recompute_workspace[g, i] = workspace
             one = Row({int(c): 1.0 for c in chosen}).also(int(columns.recompute[g, i]), -1.0)
             w.equal("recompute_choice", one)
@@ -205,7 +205,7 @@ def group_start_memory(w: RowWriter, grouped: GroupedProblem, c: Columns, links:
     a, _ = grouped.groups[g]
     row = Row({int(column): grouped.sizes[i] for i, column in enumerate(c.stored[g]) if column >= 0})
     row.plus(on_the_way(grouped, links, g, a))
-    w.fits("group_start", row, grouped.problem.gradient_bytes(a) / MIB)
+    w.fits("group_start", row, grouped.problem.gradient_bytes(a))
 
 
 def backward_memory(
@@ -240,8 +240,8 @@ def backward_memory(
                 row.less(lasting[i], sizes[i])
             row.also(present, sizes[i])
         for column, choice in zip(backward.choices[k - 1], operator.implementations, strict=True):
-            row.also(int(column), choice.workspace_bytes / MIB)
-        w.fits("backward", row, (operator.live_bytes + operator.fixed_bytes + operator.output_bytes) / MIB)
+            row.also(int(column), grouped.scale.units(choice.workspace_bytes))
+        w.fits("backward", row, operator.live_bytes + operator.fixed_bytes + operator.output_bytes)
         if k == a:
             break
         for i in (*wanted, *only_carried):
@@ -280,17 +280,17 @@ def recompute_memory(
         for i, column in through.items():
             row.also(int(column), -sizes[i])
         w.equal("throughout_bytes", row)
-    gradients = min(grouped.problem.gradient_bytes(k) for k in range(a, b + 1)) / MIB
+    gradients_bytes = min(grouped.problem.gradient_bytes(k) for k in range(a, b + 1))
     for j in map(int, np.flatnonzero(c.recompute[g] >= 0)):
         w.look_at_the_clock()
         f = grouped.problem.forward[j]
-        held = sizes[j] + f.live_bytes / MIB
+        held_bytes = f.output_bytes + f.live_bytes
         if f.in_place is not None:
-            held += min(0.0, f.in_place.workspace_delta_bytes / MIB)
+            held_bytes += min(0, f.in_place.workspace_delta_bytes)
         row = Row(c.recompute_workspace.get((g, j), {}))
         if not row:
-            held += least_workspace_bytes(f.recompute_implementations) / MIB
-        row.also(int(c.recompute[g, j]), held)
+            held_bytes += least_workspace_bytes(f.recompute_implementations)
+        row.also(int(c.recompute[g, j]), grouped.scale.units(held_bytes))
         live = set(f.live_inputs)
         if a == b:
             row.plus(on_the_way(grouped, links, g, a))
@@ -304,7 +304,7 @@ def recompute_memory(
             for i in live | {j}:
                 if i in through:
                     row.also(int(through[i]), -sizes[i])
-        w.fits("recompute", row, gradients)
+        w.fits("recompute", row, gradients_bytes)
 
 
 def _throughout(w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, g: int) -> Row:

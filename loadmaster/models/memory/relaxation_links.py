@@ -13,8 +13,8 @@ import numpy as np
 
 from loadmaster.models.memory.forward_pass import BackwardColumns
 from loadmaster.models.memory.groups import GroupedProblem
-from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
-from loadmaster.models.memory.send_queue import SendQueue, send_queue
+from loadmaster.models.memory.rows import Row, RowWriter, term
+from loadmaster.models.memory.send_queue import LINK_SLACK, SendQueue, send_queue
 from loadmaster.solvers.program import IntArray
 
 # Up to this many cells, of results and forward operators or groups, results are held whole while they travel.
@@ -71,7 +71,7 @@ def sending(w: RowWriter, grouped: GroupedProblem, links: LinkColumns, stored: I
         for g in map(int, np.flatnonzero(links.fetch[:, i] >= 0)):
             w.at_most("fetch", Row({int(links.fetch[g, i]): 1.0, int(offload[i]): -1.0}), 0.0)
     if link.capacity_bytes is not None:
-        w.at_most("capacity", sent, link.capacity_bytes / MIB)
+        w.at_most("capacity", sent, grouped.scale.room(link.capacity_bytes))
 
 
 def fetching(
@@ -80,12 +80,12 @@ def fetching(
     """(R14), (R15): what is fetched in a group has been on its way before, or takes the group's time."""
     link = grouped.problem.host_link
     assert link is not None
-    per_us = link.from_host_gbps * 1e3 / MIB
+    per_us = link.from_host_gbps * 1e3 / grouped.scale.unit_bytes
     before = Row()
     for g, (a, b) in enumerate(grouped.groups):
-        stall = w.amount("fetch_stall_us")
-        w.cost(stall, 1.0)
-        waited = Row({stall: 1.0})
+        stall = w.amount("fetch_stall")
+        w.cost(stall, grouped.wait_us)
+        waited = Row({stall: grouped.wait_us})
         last, others = _backward_us(grouped, backward, b), Row()
         for k in range(a, b):
             others.plus(_backward_us(grouped, backward, k))
@@ -94,11 +94,11 @@ def fetching(
         row = Row(arriving).plus(before, -1.0).plus(waited, -per_us)
         if a < b:
             row.plus(others, -per_us).plus(spent[g], -per_us)
-        w.at_most("arrival", row, 0.0)
+        w.at_most("arrival", row, LINK_SLACK)
         after = Row({int(links.prefetched[g]): 1.0})
         row = Row(arriving).plus(after).plus(before, -1.0).plus(waited, -per_us)
         row.plus(others, -per_us).plus(last, -per_us).plus(spent[g], -per_us)
-        w.at_most("prefetch", row, 0.0)
+        w.at_most("prefetch", row, LINK_SLACK)
         before = after
         if links.queue.whole:
             hold_whole_fetches(w, grouped, links, g, waited)

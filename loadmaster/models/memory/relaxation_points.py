@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.models.memory.bands import BoolArray
+from loadmaster.models.memory.choices import ByteScale
 from loadmaster.models.memory.completion import Decisions
 from loadmaster.models.memory.forward_pass import BackwardColumns
 from loadmaster.models.memory.groups import missing
@@ -25,7 +26,7 @@ class Columns:
     Attributes:
         stored, recompute, fetch: [groups, V].
         offload: [V].
-        recompute_workspace: of recomputations with a choice: the workspace chosen, in MiB.
+        recompute_workspace: of recomputations with a choice: the workspace chosen, in units.
         spent: for each group, the objective of its recomputations.
     """
 
@@ -55,13 +56,19 @@ class Relaxation:
 
     Attributes:
         groups: first and last stage of each group.
+        scale: of the program's rows.
     """
 
     program: Program
     problem: MemoryProblem
     groups: list[tuple[int, int]]
+    scale: ByteScale
     columns: Columns
     backward: BackwardColumns
+
+    def least_budget_bytes(self, bound: float) -> int:
+        """What no plan takes less than, from a bound of the program that minimizes the budget."""
+        return self.scale.least_bytes(bound)
 
     def decisions(self, values: FloatArray) -> Decisions:
         """A point [columns], carried out; for problems without offload.

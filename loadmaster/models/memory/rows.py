@@ -1,4 +1,4 @@
-"""How the rows of the grouped programs are written: linear expressions in MiB, appended block by block.
+"""How the rows of the grouped programs are written: linear expressions, appended block by block.
 
 The boundary relaxation (:mod:`relaxation`) and the banded restriction (:mod:`banded`) are written with it.
 """
@@ -10,11 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from loadmaster.models.memory.choices import ByteScale
 from loadmaster.solvers.program import IntArray, Program, ProgramBuilder, RowList
-
-# Bytes enter the programs as MiB: coefficients then lie between 1e-4 and 1e5, which is what solvers' tolerances are
-# made for. One tolerance (1e-6) is then about a byte.
-MIB = float(1 << 20)
 
 
 class OutOfTimeError(Exception):
@@ -54,22 +51,25 @@ class RowWriter:
 
     Attributes:
         builder: where columns come from.
-        minimizes_budget: the budget is a variable, and the one thing that is minimized.
-        budget: in MiB; 0 where it is minimized.
+        scale: how bytes become coefficients.
+        minimizes_budget: the budget is a variable, in units of the scale, and the one thing that is minimized.
         shares: the continuous columns in [0, 1].
         objective, constant: the costs of columns, and what is beside them.
     """
 
-    def __init__(self, budget_bytes: int | None, out_of_time: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, scale: ByteScale, budget_bytes: int | None, out_of_time: Callable[[], bool] | None = None
+    ) -> None:
         """
         Args:
             budget_bytes: None to minimize it, whatever the objective.
             out_of_time: asked now and then; once true, writing ends with :class:`OutOfTimeError`.
         """
         self.builder = ProgramBuilder()
+        self.scale = scale
         self.minimizes_budget = budget_bytes is None
         self._budget_column = int(self.builder.columns("budget", 1, cost=1.0)[0]) if budget_bytes is None else -1
-        self.budget = 0.0 if budget_bytes is None else budget_bytes / MIB
+        self._budget_bytes = budget_bytes or 0
         self.shares: set[int] = set()
         self.objective = Row()
         self.constant = 0.0
@@ -126,11 +126,16 @@ class RowWriter:
         rows = self._rows.setdefault(name, self.builder.row_list(name))
         rows.add(list(row), list(row.values()), lower=value, upper=value)
 
-    def fits(self, name: str, row: Row, taken: float) -> None:
+    def fits(self, name: str, row: Row, taken_bytes: int) -> None:
         """row + taken <= budget, where the budget may be the variable that is minimized."""
         if self.minimizes_budget:
-            row = Row(row).also(self._budget_column, -1.0)
-        self.at_most(name, row, self.budget - taken)
+            self.at_most(name, Row(row).also(self._budget_column, -1.0), -self.scale.units(taken_bytes))
+        else:
+            self.at_most(name, row, self.room(taken_bytes))
+
+    def room(self, taken_bytes: int) -> float:
+        """What the budget leaves beside that, in units."""
+        return self.scale.room(self._budget_bytes - taken_bytes)
 
     # -- the objective -----------------------------------------------------------------------------------------------
 

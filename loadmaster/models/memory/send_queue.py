@@ -15,8 +15,12 @@ import numpy as np
 
 from loadmaster.models.memory.groups import GroupedProblem
 from loadmaster.models.memory.problem import ForwardOperator
-from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
+from loadmaster.models.memory.rows import Row, RowWriter, term
 from loadmaster.solvers.program import IntArray
+
+# Bytes, in units of about a thousandth of the budget, that the link carries beside its rows. Solvers drop coefficients
+# below 1e-9, as of operators of a nanosecond: without slack, what such a row proves would be false.
+LINK_SLACK = 1e-5
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class SendQueue:
 
     Attributes:
         offload: of o[i], -1 where there is none [V].
-        backlog: of b[j]: MiB done with and not sent when forward operator j starts (j = V: the backward pass) [V + 1].
+        backlog: of b[j]: bytes done with, not sent, when forward operator j starts (j = V: the backward pass) [V + 1].
         whole: results are held whole.
         gone: of u[i,j], -1 where there is none [V, V]: with results held whole, i is gone when j starts.
     """
@@ -63,8 +67,8 @@ def drain_queue(w: RowWriter, g: GroupedProblem, queue: SendQueue, costs: list[t
     """
     link = g.problem.host_link
     assert link is not None
-    per_us = link.to_host_gbps * 1e3 / MIB
-    stalls = w.builder.columns("stall_us", g.count + 1)
+    per_us = link.to_host_gbps * 1e3 / g.scale.unit_bytes
+    stalls = w.builder.columns("stall", g.count + 1)
     joins: dict[int, Row] = {}
     for i in np.flatnonzero(queue.offload >= 0):
         cut_us = link.cutting_us(int(g.problem.output_bytes[i]))
@@ -72,21 +76,21 @@ def drain_queue(w: RowWriter, g: GroupedProblem, queue: SendQueue, costs: list[t
         left = g.sizes[i] - per_us * cut_us
         joins.setdefault(g.problem.last_readers[i], Row()).also(int(queue.offload[i]), left)
     for j in range(1, g.count + 1):
-        w.cost(int(stalls[j]), 1.0)
+        w.cost(int(stalls[j]), g.wait_us)
         cost, constant = costs[j - 1]
         drained = Row({int(queue.backlog[j - 1]): 1.0}).plus(cost, -per_us)
-        waited = Row({int(queue.backlog[j]): -1.0, int(stalls[j]): -per_us})
+        waited = Row({int(queue.backlog[j]): -1.0, int(stalls[j]): -per_us * g.wait_us})
         if j - 1 in joins:
             # The link cannot have taken, while j - 1 ran, what joins the queue after it.
             left = w.amount("left_in_queue")
-            w.at_most("left_in_queue", drained.also(left, -1.0), per_us * constant)
-            w.at_most("backlog", waited.plus(joins[j - 1]).also(left), 0.0)
+            w.at_most("left_in_queue", drained.also(left, -1.0), per_us * constant + LINK_SLACK)
+            w.at_most("backlog", waited.plus(joins[j - 1]).also(left), LINK_SLACK)
         else:
-            w.at_most("backlog", drained.plus(waited), per_us * constant)
+            w.at_most("backlog", drained.plus(waited), per_us * constant + LINK_SLACK)
     if queue.whole:
         hold_whole_results(w, g, queue)
     # The backward pass starts when everything has left.
-    w.at_most("drained", Row({int(queue.backlog[g.count]): 1.0}), 0.0)
+    w.at_most("drained", Row({int(queue.backlog[g.count]): 1.0}), LINK_SLACK)
 
 
 def hold_whole_results(w: RowWriter, g: GroupedProblem, queue: SendQueue) -> None:

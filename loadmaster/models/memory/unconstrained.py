@@ -23,7 +23,8 @@ pass, u is gone; where it is read after that it has been computed again (for R_u
 the same u there, as the first would take it from the second; so no cost is counted twice, and none is negative.
 
 *It is reached* by the schedule of :func:`formulate`, unless an R is the lesser of a minimum or in one: unless running
-in place saves more than computing again costs, or an encoded result is cheaper the second time.
+in place saves more than computing again costs, or an encoded result is cheaper the second time; and unless a forward
+operator reads an encoded result, which it then takes on top.
 
 The minimum over D is found exactly. Only results that change some a_i matter. While the cheapest implementations read
 one that is not paid for yet, it is paid for in one branch, and not to be read in the other; the branch with the least
@@ -62,8 +63,8 @@ def formulate(problem: MemoryProblem, budget_bytes: int = sys.maxsize) -> Schedu
     """The step with memory to spare; under a budget, of its implementations those that fit."""
     ways = unconstrained(problem).ways
     read = {i for b, way in zip(problem.backward, ways, strict=True) for i in b.implementations[way].needs}
-    forward = frozenset(f.id for f in problem.forward if f.encodes is None or f.id in read)
-    return complete(problem, budget_bytes, Decisions((forward, *(frozenset[int]() for _ in ways)), ways))
+    computes = (problem.first_run(read), *(frozenset[int]() for _ in ways))
+    return complete(problem, budget_bytes, Decisions(computes, ways))
 
 
 def unconstrained_cost(problem: MemoryProblem) -> float:

@@ -31,6 +31,7 @@ def plan_of(
         unconstrained: objective of the step with memory to spare.
     """
     schedule, verdict, method = found
+    bound = at_most(bound, verdict.objective)
     gap = relative_gap(verdict.objective, bound)
     return MemoryPlan(
         name=problem.name,
@@ -59,6 +60,7 @@ def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) ->
     It may be a restriction's plan, whose step with memory to spare is another one.
     """
     assert plan.objective is not None
+    bound = at_most(bound, plan.objective)
     gap, least = relative_gap(plan.objective, bound), unconstrained_cost(problem)
     proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
     return replace(
@@ -69,6 +71,11 @@ def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) ->
         unconstrained=least,
         status="optimal" if proved else "feasible",
     )
+
+
+def at_most(bound: float | None, objective: float) -> float | None:
+    """A proved bound, which is the objective itself where only rounding tells them apart."""
+    return objective if bound is not None and bound >= objective * (1 - ROUNDING) else bound
 
 
 def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -> float | None:

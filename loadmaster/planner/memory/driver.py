@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,7 +28,6 @@ from loadmaster.models.memory.groups import groups_by_mass
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.rows import MIB
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.checkpoint_search import checkpointed
@@ -189,8 +189,11 @@ def _by_programs(search: Search) -> None:
         slots = portfolio[rounds % len(portfolio)]
         share_s, seed = RESTRICT_SHARE * limit_s, rounds // len(portfolio)
         status = search.restrict(slots, share_s, seed=seed, offload=rounds > 0)
+        if problem.may_offload and rounds > 0 and search.is_small and not search.done():
+            # Where bytes travel one by one a plan that sends nothing may look dear, and no point be a plan.
+            search.restrict(slots, share_s, seed=seed, offload=False)
         search.take_fallback()
-        if search.may_minimize_bytes and not search.done():
+        if (search.may_minimize_bytes or (search.best is None and rounds == 0)) and not search.done():
             find_feasible(search, portfolio, share_s)
         proof = next(proofs, None)
         if bound_first and proof is not None and not search.done():
@@ -222,7 +225,7 @@ def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]
     if problem.may_offload:
         # The exact formulation knows no offload; a boundary at every stage that reads something new comes nearest.
         every_stage = functools.partial(search.relax, groups_by_mass(problem, EVERY_STAGE.count), limit_s)
-        return [every_stage, *more] if cells <= EXACT_CELLS else [*more]
+        return [every_stage, functools.partial(_exact, search, limit_s), *more] if cells <= EXACT_CELLS else [*more]
     if cells <= EXACT_CELLS:
         return [functools.partial(_exact, search, math.inf), *more]
     if cells > LATE_CELLS:
@@ -233,15 +236,13 @@ def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]
 
 
 def _exact(search: Search, limit_s: float = math.inf) -> None:
-    """The published formulation, whole: its optimum is the optimum, its bound a proof."""
+    """The published formulation, whole: its optimum is the optimum, its bound a proof.
+
+    It knows no offload: with a host link it still has plans, and its bound proves nothing.
+    """
     problem = search.problem
     full = search.built(lambda: monet.formulate(problem, search.budget_bytes))
-    start = SolveOptions(seed=search.effort.options.seed)
-    if search.best is not None and not search.best.offload:
-        values = full.start(search.best)
-        start = replace(start, start_columns=np.arange(len(values)), start_values=values, cutoff=search.objective)
-    # The exact formulation knows no offload: with a host link its bound would prove nothing.
-    proves = not problem.may_offload
+    proves, program = not problem.may_offload, full.program
 
     def live(progress: Progress) -> None:
         if proves:
@@ -251,15 +252,28 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
     def found(values: FloatArray) -> None:
         search.offer(lambda: full.schedule(values), "monet")
 
-    gap = search.effort.options.gap / 2
-    solution = search.solved(full.program, limit_s, gap, live, search.gap_is_proved, start, found)
-    if proves:
-        search.raise_bound(solution.bound)
-        # Under a cutoff, infeasible only means that nothing better exists.
-        if solution.status is SolverStatus.INFEASIBLE and start.cutoff is None:
-            search.prove_infeasible("exact")
-    if solution.values is not None:
-        search.adopt(full.schedule(solution.values), "monet")
+    gap, until = search.effort.options.gap / 2, time.monotonic() + limit_s
+    while (left_s := until - time.monotonic()) > 0:
+        start = SolveOptions(seed=search.effort.options.seed, cutoff=search.objective)
+        if search.best is not None and not search.best.offload:
+            values = full.start(search.best)
+            start = replace(start, start_columns=np.arange(len(values)), start_values=values)
+        solution = search.solved(program, left_s, gap, live, search.gap_is_proved, start, found)
+        if proves:
+            search.raise_bound(solution.bound)
+            # Under a cutoff, infeasible only means that nothing better exists.
+            if solution.status is SolverStatus.INFEASIBLE and start.cutoff is None:
+                search.prove_infeasible("exact")
+        if solution.values is None:
+            return
+        schedule = full.schedule(solution.values)
+        verdict = search.adopt(schedule, "monet")
+        if verdict.peak_bytes <= search.budget_bytes or verdict.peak is None or search.done():
+            return
+        coefficients, least = full.cover(schedule, verdict.peak)
+        if coefficients @ solution.values >= least:
+            return
+        program = program.with_row("cover", coefficients, lower=least)
 
 
 def _baseline(search: Search) -> None:
@@ -270,20 +284,12 @@ def _baseline(search: Search) -> None:
         return
     schedule: Schedule
     if method == "checkmate":
-        program = search.built(lambda: checkmate.formulate(problem, search.budget_bytes))
-
-        def live(progress: Progress) -> None:
-            search.say("checkmate", f"{progress.nodes} nodes", progress.objective)
-
-        solution = search.solved(program.program, math.inf, search.effort.options.gap, live, lambda: False)
-        if solution.values is None:
-            if solution.status is SolverStatus.INFEASIBLE:
-                raise LimitReachedError(
-                    f"checkmate has no schedule within {search.budget_bytes} bytes. "
-                    "Give a larger budget, or use --method auto, which has more to choose from."
-                )
+        found = _checkmate(search, relaxes=True)
+        if found is not None and not check(problem, found, search.budget_bytes).ok:
+            found = _checkmate(search, relaxes=False)
+        if found is None:
             return
-        schedule = program.schedule(solution.values)
+        schedule = found
     else:
         formulate = {"chen": chen.formulate, "gist": gist.formulate, "plain": plain.formulate}[method]
         schedule = search.built(lambda: formulate(problem))
@@ -295,6 +301,28 @@ def _baseline(search: Search) -> None:
             )
     if not search.adopt(schedule, method).ok:
         raise CheckFailedError(f"the {method} schedule of {problem.name} fails its check: please report it")
+
+
+def _checkmate(search: Search, *, relaxes: bool) -> Schedule | None:
+    """Checkmate's schedule, None where there was no time to find one. With ``relaxes`` it may take some bytes too many;
+    without, there may be one where none is found.
+
+    Raises:
+        LimitReachedError: it has none.
+    """
+    make = functools.partial(checkmate.formulate, search.problem, search.budget_bytes, relaxes=relaxes)
+    program = search.built(make)
+
+    def live(progress: Progress) -> None:
+        search.say("checkmate", f"{progress.nodes} nodes", progress.objective)
+
+    solution = search.solved(program.program, math.inf, search.effort.options.gap, live, lambda: False)
+    if solution.status is SolverStatus.INFEASIBLE:
+        raise LimitReachedError(
+            f"checkmate has {'no' if relaxes else 'found no'} schedule within {search.budget_bytes} bytes. "
+            "Give a larger budget, or use --method auto, which has more to choose from."
+        )
+    return None if solution.values is None else program.schedule(solution.values)
 
 
 def _answer(search: Search) -> MemoryPlan:
@@ -331,10 +359,10 @@ def _infeasible(search: Search) -> MemoryPlan:
     needed, where = floor.budget_bytes, floor.where
     if needed <= search.budget_bytes:
         # No single operator is in the way: the least budget of the relaxation is.
-        program = search.built(lambda: relaxation.build(problem, None, [1]).program)
-        solution = search.solved(program, 10.0, 1e-3, lambda _: None, lambda: False)
+        relaxed = search.built(lambda: relaxation.build(problem, None, [1]))
+        solution = search.solved(relaxed.program, 10.0, 1e-3, lambda _: None, lambda: False)
         if solution.bound is not None:
-            needed = max(needed, math.ceil(solution.bound * MIB))
+            needed = max(needed, relaxed.least_budget_bytes(solution.bound))
             where = f"the end of the forward pass; largest operator: {floor.where}"
         needed = max(needed, search.budget_bytes + 1)
     return MemoryPlan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -69,7 +70,8 @@ def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | Non
 def planned_budget(search: Search, least_bytes: int, limit_s: float) -> int | None:
     """A budget from ``least_bytes`` on that has a plan: that of :func:`least_planned` or of :func:`all_again`."""
     again = all_again(search, limit_s)
-    peaks = [] if again is None else [max(least_bytes, check(search.problem, again, least_bytes).peak_bytes)]
+    verdict = None if again is None else check(search.problem, again, sys.maxsize)
+    peaks = [max(least_bytes, verdict.peak_bytes)] if verdict is not None and verdict.ok else []
     if peaks == [least_bytes]:
         return least_bytes
     found = least_planned(search, least_bytes, limit_s)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.completion import complete
-from loadmaster.models.memory.rows import MIB
+from loadmaster.models.units import show_bytes
 from loadmaster.planner.memory.large_neighbourhood import NEIGHBOURHOOD_SHARE, outside_fixed
 from loadmaster.planner.memory.search import RESTRICTION_GAP, Search
 from loadmaster.planner.memory.slots import Slots
@@ -52,7 +52,7 @@ def _solve(search: Search, slots: Slots, limit_s: float, half_width: float) -> N
     restriction = search.restriction(slots, None, offload=False, to_the_byte=True)
     if restriction is None:
         return
-    starts = [first for first, _ in restriction.groups]
+    starts, unit_bytes = [first for first, _ in restriction.groups], restriction.unit_bytes
     program, options = restriction.program, SolveOptions(seed=search.effort.options.seed)
     phase = f"any plan, {len(starts)} slots"
     if search.nearest is not None:
@@ -69,8 +69,9 @@ def _solve(search: Search, slots: Slots, limit_s: float, half_width: float) -> N
 
     def live(progress: Progress) -> None:
         nonlocal reached_bytes
-        reached_bytes = math.inf if progress.objective is None else progress.objective * MIB
-        search.say(phase, f"{progress.nodes} nodes, {reached_bytes / MIB:,.0f} MiB")
+        reached_bytes = math.inf if progress.objective is None else progress.objective * unit_bytes
+        shown = "no point yet" if progress.objective is None else show_bytes(math.ceil(reached_bytes))
+        search.say(phase, f"{progress.nodes} nodes, {shown}")
 
     def enough() -> bool:
         return reached_bytes <= search.budget_bytes
@@ -78,7 +79,7 @@ def _solve(search: Search, slots: Slots, limit_s: float, half_width: float) -> N
     solution = search.solved(program, limit_s, RESTRICTION_GAP, live, enough, options)
     if solution.values is None or solution.objective is None:
         return
-    allowed_bytes = max(search.budget_bytes, math.ceil(solution.objective * MIB))
+    allowed_bytes = max(search.budget_bytes, math.ceil(solution.objective * unit_bytes))
     decisions = restriction.decisions(solution.values)
     schedule = search.built(lambda: complete(search.problem, allowed_bytes, decisions))
     with search.effort.on_clock("check"):

@@ -13,12 +13,13 @@ completed and checked before it counts.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from loadmaster.errors import CheckFailedError
+from loadmaster.errors import CheckFailedError, SolverError
 from loadmaster.models.memory import plain, relaxation, unconstrained
 from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.checker import Check, check
@@ -30,13 +31,16 @@ from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.memory import answer
-from loadmaster.planner.memory.answer import ROUNDING, lesser
+from loadmaster.planner.memory.answer import ROUNDING, at_most, lesser
 from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+# Of a solve that failed.
+NO_ANSWER = Solution(SolverStatus.NO_SOLUTION, StoppedBy.CRASH, None, None, None, 0.0, 0.0, 0, "none", "")
 
 # No move is worth starting with less wall time than this left.
 LEAST_SECONDS = 0.5
@@ -52,6 +56,10 @@ FIRST_PLAN_SHARE = 0.6
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
 # may fill the budget to the byte, and is solved again if solver tolerances took it further. They are solved whole.
 TO_THE_BYTE_CELLS = 1_500
+# A search ends when so many solves in a row have failed; others may go on where one has.
+MOST_FAILURES = 4
+# A bound that is above a checked plan by more than this share is false, and not rounding.
+TOO_HIGH = 1e-6
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
 GOOD_GAP = 0.01
@@ -65,6 +73,7 @@ class Search:
         unconstrained: objective of the step with memory to spare: the first bound.
         closing_s: wall seconds it takes to complete and check a plan: those of the trivial one, until others took more.
         nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
+        failures: solves in a row that a solver has broken off.
         fallback: another search, whose plan this one reports but does not start from, until it takes it: a search
             that starts from a poor plan ends near it.
     """
@@ -80,6 +89,7 @@ class Search:
     infeasible: bool = False
     closing_s: float = 0.0
     fallback: Search | None = None
+    failures: int = 0
     unconstrained: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +106,7 @@ class Search:
     @property
     def gap(self) -> float | None:
         """Of the best plan to the best bound."""
-        return relative_gap(self.objective, self.bound)
+        return None if self.objective is None else relative_gap(self.objective, at_most(self.bound, self.objective))
 
     def done(self) -> bool:
         """Whether to stop: gap reached, infeasible, out of time, or cancelled."""
@@ -158,9 +168,21 @@ class Search:
         return relaxed, solution.values
 
     def raise_bound(self, bound: float | None) -> None:
-        """Take a proved lower bound if it is better (one from a relaxation, never from a restriction)."""
+        """Take a proved lower bound if it is better (one from a relaxation, never from a restriction).
+
+        Raises:
+            CheckFailedError: a checked plan is below it: one of the two is wrong.
+        """
         if bound is not None and bound > float("-inf") and (self.bound is None or bound > self.bound):
             self.bound = bound
+            self._expect_no_plan_below()
+
+    def _expect_no_plan_below(self) -> None:
+        if self.bound is not None and self.objective is not None and self.objective < self.bound * (1 - TOO_HIGH):
+            raise CheckFailedError(
+                f"{self.problem.name} is said to take at least {self.bound} under {self.budget_bytes} bytes, but a "
+                f"{self.method} schedule of {self.objective} passes its check: please report it"
+            )
 
     def prove_infeasible(self, phase: str) -> None:
         """Take a proof that no plan exists.
@@ -311,6 +333,7 @@ class Search:
         if self.verdict is not None and verdict.objective >= self.verdict.objective:
             return
         self.best, self.verdict, self.method = schedule, verdict, method
+        self._expect_no_plan_below()
         if verdict.objective <= self.unconstrained * (1 + ROUNDING):
             self.raise_bound(verdict.objective)
         self.effort.hold(lambda: self.in_hand())
@@ -374,7 +397,11 @@ class Search:
         options: SolveOptions | None = None,
         on_point: Callable[[FloatArray], None] | None = None,
     ) -> Solution:
-        """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough."""
+        """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough.
+
+        Raises:
+            SolverError: this solve failed, and so did those before it.
+        """
 
         def stop() -> bool:
             # A solver looks at its own clock now and then only, and starts late on a busy machine.
@@ -387,13 +414,21 @@ class Search:
             memory_limit_bytes=self.effort.options.solver_memory_bytes,
         )
         with self.effort.on_clock("solve"):
-            solution = solve(
-                program,
-                asked,
-                solver=self.effort.options.solver,
-                on_progress=on_progress,
-                on_point=on_point,
-                cancelled=stop,
-            )
+            try:
+                solution = solve(
+                    program,
+                    asked,
+                    solver=self.effort.options.solver,
+                    on_progress=on_progress,
+                    on_point=on_point,
+                    cancelled=stop,
+                )
+            except SolverError as error:
+                self.failures += 1
+                if self.failures == MOST_FAILURES:
+                    raise
+                logger.warning("%s Other programs are tried.", error)
+                return NO_ANSWER
+        self.failures = 0
         self.effort.count(solution)
         return solution

@@ -45,7 +45,7 @@ CUTTING = replace(LINK, cut_us=1.5, cut_gbps=UNIT / 1e3)
 @pytest.fixture
 def every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every implementation has a column, every tensor may travel, no byte is held back."""
-    for name in ("NOTICEABLE", "WORTH_SENDING", "MARGIN_MIB"):
+    for name in ("NOTICEABLE", "WORTH_SENDING"):
         monkeypatch.setattr(banded, name, 0.0)
 
 
@@ -261,7 +261,7 @@ def test_the_least_budget_is_the_least_that_has_a_plan(seed: int) -> None:
     minimized = banded.build(problem, None, starts, allowed, offload=False)
     solution = solved(minimized)
     assert solution.values is not None and solution.objective is not None
-    least = round(solution.objective * UNIT)
+    least = round(solution.objective * minimized.unit_bytes)
     schedule = complete(problem, least, minimized.decisions(solution.values))
     assert check(problem, schedule, least).violations == ()
     assert planned(banded.build(problem, least, starts, allowed, offload=False), least) is not None

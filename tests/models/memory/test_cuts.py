@@ -53,7 +53,7 @@ def test_where_nothing_is_cut_nothing_is_recorded() -> None:
 @pytest.fixture
 def every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor may travel, every implementation has a column, no byte is held back."""
-    for name in ("NOTICEABLE", "WORTH_SENDING", "MARGIN_MIB"):
+    for name in ("NOTICEABLE", "WORTH_SENDING"):
         monkeypatch.setattr(banded, name, 0.0)
 
 

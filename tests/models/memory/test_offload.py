@@ -33,7 +33,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor may travel, every implementation has a column, no byte is held back."""
-    for name in ("NOTICEABLE", "WORTH_SENDING", "MARGIN_MIB"):
+    for name in ("NOTICEABLE", "WORTH_SENDING"):
         monkeypatch.setattr(banded, name, 0.0)
 
 

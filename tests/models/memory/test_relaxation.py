@@ -15,7 +15,6 @@ from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.groups import groups_of
 from loadmaster.models.memory.presets import example, example_names, reference
 from loadmaster.models.memory.problem import MemoryProblem, Objective
-from loadmaster.models.memory.rows import MIB
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import Program
@@ -102,9 +101,10 @@ def test_no_schedule_of_larger_graphs_beats_it(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_least_budget_is_below_every_budget_that_has_a_schedule(seed: int) -> None:
     problem = random_problem(seed, operators=3, in_place=0.5, encodings=0.5, unit_bytes=UNIT)
-    solution = solved(relaxation.build(problem, None, [1]).program)
+    minimized = relaxation.build(problem, None, [1])
+    solution = solved(minimized.program)
     assert solution.objective is not None
-    least = math.ceil(solution.objective * MIB - 1e-3)
+    least = minimized.least_budget_bytes(solution.objective)
     assert math.isinf(best_objective(problem, least - UNIT))
     assert solved(relaxation.build(problem, least + 1, [1]).program).status is SolverStatus.OPTIMAL
 
