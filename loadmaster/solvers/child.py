@@ -106,7 +106,7 @@ class PipeLink:
 
 def answer(driver: Driver, program: Program, options: SolveOptions, link: Link, solver: str) -> Solution:
     """Solve, with costs in units that suit the solver, and report and answer in those of the program."""
-    factor = 1.0 if registry.takes_intervals(solver) else cost_scale.factor_of(program)
+    factor = cost_scale.factor_of(program, whole=registry.takes_intervals(solver))
     if factor == 1.0:
         return _answer(driver, program, options, link, solver)
     scaled = cost_scale.scaled(program, options, factor)

@@ -1,7 +1,7 @@
 """Costs near one thousand for solvers whose tolerances are absolute, and answers in the caller's units again.
 
-HiGHS and those behind PuLP take a reduced cost or a gap below 1e-7 or 1e-6 for zero: costs of 1e-6 prove nothing then.
-CP-SAT makes integers of its costs itself. The factor is a power of two: nothing is rounded.
+Solvers take a reduced cost or a gap below 1e-7 or 1e-6 for zero: where costs are 1e-6, all that they prove is false.
+The factor is a power of two: nothing is rounded.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ _LEAST, _MOST = 1.0, float(1 << 20)
 _AIM_EXPONENT = 10
 
 
-def factor_of(program: Program) -> float:
-    """What the costs of a program should be multiplied with: 1 where they are fine."""
+def factor_of(program: Program, *, whole: bool) -> float:
+    """What the costs of a program should be multiplied with: 1 where they are fine.
+
+    Args:
+        whole: the solver works in whole numbers: large ones are fine, and are not divided.
+    """
     largest = float(np.abs(program.cost).max(initial=0.0))
-    if largest == 0.0 or _LEAST <= largest <= _MOST:
+    if largest == 0.0 or _LEAST <= largest <= _MOST or (whole and largest > _MOST):
         return 1.0
     return math.ldexp(1.0, _AIM_EXPONENT - math.frexp(largest)[1])
 

@@ -24,6 +24,7 @@ from loadmaster.solvers import process
 from loadmaster.solvers.driver import Incumbent
 from loadmaster.solvers.solution import Solution
 from tests.api.collective_by_hand import ring_document
+from tests.models.memory.instances import budgets, random_problem
 
 MIB = 1 << 20
 
@@ -79,6 +80,23 @@ def test_a_solver_that_fails_ends_the_run_with_the_plan_in_hand(
     assert plan.bound == pytest.approx(unconstrained_cost(problem))
     assert check_plan(problem.with_budget(6 * MIB), plan).ok
     assert "The highs process died. The plan in hand is kept." in caplog.text
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_solve_that_fails_is_no_answer_and_others_go_on(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is: of the bound, of plans, of the exact formulation."""
+    calls = []
+    solve = search.solve
+
+    def once(*args: Any, **options: Any) -> Solution:
+        calls.append(1)
+        return fail() if len(calls) == failing + 1 else solve(*args, **options)
+
+    monkeypatch.setattr(search, "solve", once)
+    problem = random_problem(9, operators=5, skips=0.5, in_place=0.5, unit_bytes=MIB)
+    plan = planner.plan(problem, budget_bytes=budgets(problem, (0.3,))[0], gap=0.0, time_limit_s=60.0)
+    assert len(calls) > failing
+    assert (plan.status, plan.stopped_by) == ("optimal", "gap")
 
 
 def test_a_collective_is_planned_where_its_solvers_fail(monkeypatch: pytest.MonkeyPatch) -> None:

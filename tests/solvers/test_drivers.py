@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +182,37 @@ def test_the_cutoff_is_kept(solver: str) -> None:
     none = solve(program, SolveOptions(cutoff=1.5), solver=solver)
     assert none.status is SolverStatus.INFEASIBLE
     assert none.bound == 1.5
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("factor", [1e-9, 1e-3, 1e9])
+def test_tolerances_are_of_the_costs(solver: str, factor: float) -> None:
+    """A billionth of a cost is no rounding where all are as small."""
+    unscaled = assignment()
+    program = dataclasses.replace(unscaled, cost=unscaled.cost * factor, offset=2.0 * factor)
+    solution = solve(program, EXACT, solver=solver)
+    assert solution.status is SolverStatus.OPTIMAL
+    assert solution.objective == pytest.approx(8.0 * factor, rel=1e-6)
+    if solution.bound is not None:
+        assert solution.bound == pytest.approx(8.0 * factor, rel=1e-6)
+    if solver != "cpsat":  # a cutoff is a row there, of whole numbers
+        none = solve(program, SolveOptions(gap=0.0, cutoff=7.0 * factor), solver=solver)
+        assert none.status is SolverStatus.INFEASIBLE
+
+
+@pytest.mark.parametrize("name", ["solve_error", "start_called_optimal"])
+def test_what_breaks_highs_is_solved(name: str) -> None:
+    """Seen with HiGHS 1.16.0: no answer at all, and a start that is 4 % dearer than its own bound and "optimal"."""
+    with np.load(Path(__file__).parent / f"{name}.npz") as stored:
+        arrays = dict(stored)
+    start_values = arrays.pop("start", None)
+    program = Program(**{**arrays, "offset": float(arrays["offset"])}, column_blocks=(), row_blocks=())
+    columns = None if start_values is None else np.arange(program.column_count)
+    solution = solve(program, SolveOptions(gap=0.0, start_columns=columns, start_values=start_values), solver="highs")
+    other = solve(program, EXACT, solver="pulp:PULP_CBC_CMD")
+    assert solution.status is SolverStatus.OPTIMAL
+    assert solution.objective == pytest.approx(other.objective, rel=1e-6)
+    assert solution.bound == pytest.approx(other.objective, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -56,8 +56,10 @@ FIRST_PLAN_SHARE = 0.6
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
 # may fill the budget to the byte, and is solved again if solver tolerances took it further. They are solved whole.
 TO_THE_BYTE_CELLS = 1_500
-# A search ends when so many solves in a row have failed; others may go on where one has.
-MOST_FAILURES = 4
+# A solve that fails is tried once more. A search goes on with other programs, and ends when so many tries in a row have
+# failed.
+TRIES = 2
+MOST_FAILURES = 6
 # A bound that is above a checked plan by more than this share is false, and not rounding.
 TOO_HIGH = 1e-6
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
@@ -413,22 +415,26 @@ class Search:
             gap=gap,
             memory_limit_bytes=self.effort.options.solver_memory_bytes,
         )
-        with self.effort.on_clock("solve"):
+        for _ in range(TRIES):
             try:
-                solution = solve(
-                    program,
-                    asked,
-                    solver=self.effort.options.solver,
-                    on_progress=on_progress,
-                    on_point=on_point,
-                    cancelled=stop,
-                )
+                with self.effort.on_clock("solve"):
+                    solution = solve(
+                        program,
+                        asked,
+                        solver=self.effort.options.solver,
+                        on_progress=on_progress,
+                        on_point=on_point,
+                        cancelled=stop,
+                    )
+                break
             except SolverError as error:
                 self.failures += 1
                 if self.failures == MOST_FAILURES:
                     raise
-                logger.warning("%s Other programs are tried.", error)
-                return NO_ANSWER
+                logger.warning("%s It is tried again, and other programs are.", error)
+                asked = replace(asked, seed=asked.seed + 1)
+        else:
+            return NO_ANSWER
         self.failures = 0
         self.effort.count(solution)
         return solution

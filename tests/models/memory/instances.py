@@ -58,6 +58,89 @@ def random_problem(
     return _Generator(seed, operators, chances, choices, unit_bytes).problem(objective, host_link)
 
 
+def scattered(problem: MemoryProblem, seed: int, *, unit_bytes: int, unit_us: float, decades: float) -> MemoryProblem:
+    """The same graph with sizes and times as they are measured: odd to the last byte, and far apart.
+
+    Args:
+        unit_bytes: a result of n bytes has n times so many now, and up to once more.
+        unit_us, decades: a time of n has n times so much, up to so many powers of ten more or less.
+    """
+    random = np.random.default_rng(seed)
+    sizes = [_odd(random, int(size), unit_bytes) for size in problem.output_bytes]
+
+    def way(c: Any) -> Any:
+        time_us = c.time_us * unit_us * 10.0 ** random.uniform(-decades, decades)
+        return replace(c, time_us=time_us, workspace_bytes=_odd(random, c.workspace_bytes, unit_bytes))
+
+    def ways(choices: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(way(c) for c in choices)
+
+    forward = []
+    for f in problem.forward:
+        in_place = f.in_place
+        if in_place is not None:
+            delta = in_place.workspace_delta_bytes * unit_bytes
+            saves = f.encodes is None and delta < 0
+            delta = -sizes[in_place.overwrites] if saves else delta
+            in_place = replace(in_place, time_delta_us=0.0, workspace_delta_bytes=delta)
+        forward.append(
+            replace(
+                f,
+                output_bytes=sizes[f.id],
+                live_bytes=sum(sizes[i] for i in f.live_inputs),
+                fixed_bytes=f.fixed_bytes * unit_bytes,
+                implementations=ways(f.implementations),
+                recompute_implementations=ways(f.recompute_implementations),
+                in_place=in_place,
+            )
+        )
+    backward = tuple(
+        replace(
+            b,
+            output_bytes=_odd(random, b.output_bytes, unit_bytes),
+            live_bytes=_odd(random, b.live_bytes, unit_bytes),
+            fixed_bytes=b.fixed_bytes * unit_bytes,
+            implementations=ways(b.implementations),
+        )
+        for b in problem.backward
+    )
+    return replace(problem, forward=tuple(forward), backward=backward)
+
+
+def _odd(random: np.random.Generator, size: int, unit_bytes: int) -> int:
+    return size * unit_bytes + (int(random.integers(unit_bytes)) if size > 0 else 0)
+
+
+def with_encoded_of_encoded(seed: int) -> MemoryProblem:
+    """A chain in which one operator has two encoded results, the second of which is made from the first. In some, the
+    operator after them reads the first."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(2, 4))
+    encoded, reads = int(random.integers(count - 1)), bool(random.integers(2))
+    forward: list[ForwardOperator] = []
+    main: list[int] = []
+
+    def add(op: str, inputs: Iterable[int], most: int, encodes: int | None = None) -> int:
+        ways = [(Implementation(float(random.integers(1, 9)), int(random.integers(3))),) for _ in range(2)]
+        size = int(random.integers(1, most))
+        forward.append(ForwardOperator(len(forward), op, tuple(inputs), size, (), 0, 0, *ways, encodes=encodes))
+        return len(forward) - 1
+
+    first = second = -1
+    for n in range(count):
+        main.append(add(f"op{n}", [*main[-1:], *([first] if reads and n == encoded + 1 else [])], 9))
+        if n == encoded:
+            first = add("first", [main[-1]], 4, main[-1])
+            second = add("second", [first], 3, main[-1])
+    complete = _with_live_sets(forward)
+    backward = []
+    for k, i in enumerate(reversed(main), start=1):
+        needs = [(second,), (i,), complete[i].inputs, (first,), ()][0 if i == main[encoded] else random.integers(5)]
+        way = BackwardImplementation(float(random.integers(1, 9)), 0, tuple(needs))
+        backward.append(BackwardOperator(k, "b", int(random.integers(1, 5)), int(random.integers(3)), 0, (way,)))
+    return MemoryProblem(f"encoded of encoded {seed}", complete, tuple(backward))
+
+
 def budgets(problem: MemoryProblem, fractions: tuple[float, ...]) -> list[int]:
     """Budgets between the largest single operator and everything at once."""
     least = max(
