@@ -52,7 +52,7 @@ class GroupedProblem:
         """What columns of waits are in units of: about the longest operator, so that they cost about as much."""
         forward = [c for f in self.problem.forward for c in (*f.implementations, *f.recompute_implementations)]
         backward = [c for b in self.problem.backward for c in b.implementations]
-        longest = max(c.time_us for c in (*forward, *backward))
+        longest = max(max(c.time_us for c in forward), max(c.time_us for c in backward))
         return math.ldexp(1.0, math.frexp(longest)[1]) if longest > 0.0 else 1.0
 
     def wanted(self, k: int) -> list[int]:

@@ -17,12 +17,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
 
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
-from loadmaster.models.memory import checkmate, chen, gist, monet, plain, relaxation
+from loadmaster.models.memory import checkmate, chen, gist, plain, relaxation, unconstrained
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.groups import groups_by_mass
 from loadmaster.models.memory.minimum import minimum_budget
@@ -32,6 +29,7 @@ from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.checkpoint_search import checkpointed
 from loadmaster.planner.memory.eviction_search import all_again, evict, least_planned, planned_budget
+from loadmaster.planner.memory.exact import solve_exactly
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.keeping import keep_more
 from loadmaster.planner.memory.large_neighbourhood import improve
@@ -39,8 +37,7 @@ from loadmaster.planner.memory.refinement import Refinement
 from loadmaster.planner.memory.search import Search
 from loadmaster.planner.memory.slots import Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.solvers.program import FloatArray
-from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus
+from loadmaster.solvers.solution import Progress, SolverStatus
 
 # Restrictions in the order tried. Few slots first: they answer in seconds on graphs of hundreds of operators. The later
 # ones have finer slots, wider bands, or reach further back for long skips; each starts from the best plan so far.
@@ -114,7 +111,7 @@ def plan_memory(
         if options.method == "auto":
             _auto(search)
         elif options.method == "monet":
-            _exact(search)
+            solve_exactly(search)
         else:
             _baseline(search)
     if search.infeasible:
@@ -138,7 +135,7 @@ def _expect_size(problem: MemoryProblem, method: str) -> None:
 def _auto(search: Search) -> None:
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
-    search.take_trivial_plan()
+    _take_trivial_plan(search)
     evict(search, EVICT_SHARE * limit_s, FIRST_SHARE * limit_s)
     last_resort = None
     if search.best is None and not search.done():
@@ -152,6 +149,15 @@ def _auto(search: Search) -> None:
     # Not before: what starts from so long a step ends near it.
     if search.best is None and last_resort is not None and not search.infeasible:
         search.adopt(last_resort, "eviction")
+
+
+def _take_trivial_plan(search: Search) -> None:
+    """The plain step and that with memory to spare, if they fit: a plan is there before anything else is tried."""
+    spare = functools.partial(unconstrained.formulate, budget_bytes=search.budget_bytes)
+    for method, make in (("plain", plain.formulate), ("unconstrained", spare)):
+        began = time.monotonic()
+        search.adopt(search.built(functools.partial(make, search.problem)), method)
+        search.closing_s = max(search.closing_s, time.monotonic() - began)
 
 
 def _by_segments(search: Search) -> None:
@@ -225,55 +231,16 @@ def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]
     if problem.may_offload:
         # The exact formulation knows no offload; a boundary at every stage that reads something new comes nearest.
         every_stage = functools.partial(search.relax, groups_by_mass(problem, EVERY_STAGE.count), limit_s)
-        return [every_stage, functools.partial(_exact, search, limit_s), *more] if cells <= EXACT_CELLS else [*more]
+        return (
+            [every_stage, functools.partial(solve_exactly, search, limit_s), *more] if cells <= EXACT_CELLS else [*more]
+        )
     if cells <= EXACT_CELLS:
-        return [functools.partial(_exact, search, math.inf), *more]
+        return [functools.partial(solve_exactly, search, math.inf), *more]
     if cells > LATE_CELLS:
         return [*more]
     refine = [functools.partial(refinement.go_on, n * REFINE_SHARE * whole_s) for n in (1, 2)]
     late = [] if _is_refined(problem) else more
-    return [*late, *refine, functools.partial(_exact, search, 1.5 * limit_s)]
-
-
-def _exact(search: Search, limit_s: float = math.inf) -> None:
-    """The published formulation, whole: its optimum is the optimum, its bound a proof.
-
-    It knows no offload: with a host link it still has plans, and its bound proves nothing.
-    """
-    problem = search.problem
-    full = search.built(lambda: monet.formulate(problem, search.budget_bytes))
-    proves, program = not problem.may_offload, full.program
-
-    def live(progress: Progress) -> None:
-        if proves:
-            search.raise_bound(progress.bound)
-        search.say("exact", f"{progress.nodes} nodes", progress.objective)
-
-    def found(values: FloatArray) -> None:
-        search.offer(lambda: full.schedule(values), "monet")
-
-    gap, until = search.effort.options.gap / 2, time.monotonic() + limit_s
-    while (left_s := until - time.monotonic()) > 0:
-        start = SolveOptions(seed=search.effort.options.seed, cutoff=search.objective)
-        if search.best is not None and not search.best.offload:
-            values = full.start(search.best)
-            start = replace(start, start_columns=np.arange(len(values)), start_values=values)
-        solution = search.solved(program, left_s, gap, live, search.gap_is_proved, start, found)
-        if proves:
-            search.raise_bound(solution.bound)
-            # Under a cutoff, infeasible only means that nothing better exists.
-            if solution.status is SolverStatus.INFEASIBLE and start.cutoff is None:
-                search.prove_infeasible("exact")
-        if solution.values is None:
-            return
-        schedule = full.schedule(solution.values)
-        verdict = search.adopt(schedule, "monet")
-        if verdict.peak_bytes <= search.budget_bytes or verdict.peak is None or search.done():
-            return
-        coefficients, least = full.cover(schedule, verdict.peak)
-        if coefficients @ solution.values >= least:
-            return
-        program = program.with_row("cover", coefficients, lower=least)
+    return [*late, *refine, functools.partial(solve_exactly, search, 1.5 * limit_s)]
 
 
 def _baseline(search: Search) -> None:

@@ -13,14 +13,13 @@ completed and checked before it counts.
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from loadmaster.errors import CheckFailedError, SolverError
-from loadmaster.models.memory import plain, relaxation, unconstrained
+from loadmaster.errors import CheckFailedError
+from loadmaster.models.memory import relaxation
 from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
@@ -32,15 +31,13 @@ from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.memory import answer
 from loadmaster.planner.memory.answer import ROUNDING, at_most, lesser
+from loadmaster.planner.memory.retries import NO_ANSWER, Retries
 from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
-# Of a solve that failed.
-NO_ANSWER = Solution(SolverStatus.NO_SOLUTION, StoppedBy.CRASH, None, None, None, 0.0, 0.0, 0, "none", "")
 
 # No move is worth starting with less wall time than this left.
 LEAST_SECONDS = 0.5
@@ -56,10 +53,6 @@ FIRST_PLAN_SHARE = 0.6
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
 # may fill the budget to the byte, and is solved again if solver tolerances took it further. They are solved whole.
 TO_THE_BYTE_CELLS = 1_500
-# A solve that fails is tried once more. A search goes on with other programs, and ends when so many tries in a row have
-# failed.
-TRIES = 2
-MOST_FAILURES = 6
 # A bound that is above a checked plan by more than this share is false, and not rounding.
 TOO_HIGH = 1e-6
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
@@ -75,7 +68,6 @@ class Search:
         unconstrained: objective of the step with memory to spare: the first bound.
         closing_s: wall seconds it takes to complete and check a plan: those of the trivial one, until others took more.
         nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
-        failures: solves in a row that a solver has broken off.
         fallback: another search, whose plan this one reports but does not start from, until it takes it: a search
             that starts from a poor plan ends near it.
     """
@@ -91,7 +83,7 @@ class Search:
     infeasible: bool = False
     closing_s: float = 0.0
     fallback: Search | None = None
-    failures: int = 0
+    retries: Retries = field(default_factory=Retries)
     unconstrained: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,16 +113,6 @@ class Search:
         self.effort.say(phase, message, lesser(objective, best), self.bound)
 
     # -- moves -------------------------------------------------------------------------------------------------------
-
-    def take_trivial_plan(self) -> None:
-        """The plain step and that with memory to spare, if they fit: a plan is there before anything else is tried."""
-        for method, make in (("plain", plain.formulate), ("unconstrained", self._unconstrained_step)):
-            began = time.monotonic()
-            self.adopt(self.built(functools.partial(make, self.problem)), method)
-            self.closing_s = max(self.closing_s, time.monotonic() - began)
-
-    def _unconstrained_step(self, problem: MemoryProblem) -> Schedule:
-        return unconstrained.formulate(problem, self.budget_bytes)
 
     def relax(
         self, starts: Sequence[int], limit_s: float, gap: float = RELAXATION_GAP, cutoff: float | None = None
@@ -181,10 +163,11 @@ class Search:
 
     def _expect_no_plan_below(self) -> None:
         if self.bound is not None and self.objective is not None and self.objective < self.bound * (1 - TOO_HIGH):
-            raise CheckFailedError(
-                f"{self.problem.name} is said to take at least {self.bound} under {self.budget_bytes} bytes, but a "
-                f"{self.method} schedule of {self.objective} passes its check: please report it"
-            )
+            raise self._contradiction(f"a proved bound of {self.bound} is above its objective of {self.objective}")
+
+    def _contradiction(self, text: str) -> CheckFailedError:
+        where = f"{self.problem.name} under {self.budget_bytes} bytes"
+        return CheckFailedError(f"{where}: a {self.method} schedule passes its check, but {text}: please report it")
 
     def prove_infeasible(self, phase: str) -> None:
         """Take a proof that no plan exists.
@@ -193,10 +176,7 @@ class Search:
             CheckFailedError: a checked plan is in hand: one of the two is wrong.
         """
         if self.best is not None:
-            raise CheckFailedError(
-                f"{phase} says that {self.problem.name} has no plan under {self.budget_bytes} bytes, "
-                f"but a {self.method} schedule passes its check: please report it"
-            )
+            raise self._contradiction(f"{phase} says that there is none")
         self.infeasible = True
 
     def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> SolverStatus:
@@ -265,14 +245,12 @@ class Search:
 
     @property
     def may_minimize_bytes(self) -> bool:
-        """Whether to look for any plan by its bytes: there is none yet, and nothing travels to the host, whose room
-        that search knows nothing of."""
+        """Whether to look for any plan by its bytes: there is none yet, and nothing travels to the host."""
         return self.best is None and not self.problem.may_offload
 
     def take(self, restriction: Banded, values: FloatArray) -> Check:
         """Take the plan of a restriction's point if it is better; the verdict on it."""
-        began = time.monotonic()
-        decisions = restriction.decisions(values)
+        began, decisions = time.monotonic(), restriction.decisions(values)
         verdict = self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
         self.closing_s = max(self.closing_s, time.monotonic() - began)
         return verdict
@@ -285,17 +263,10 @@ class Search:
         Args:
             budget_bytes: None to minimize it.
         """
-        make = functools.partial(
-            slots.restriction,
-            self.problem,
-            self.incumbent,
-            budget_bytes,
-            offload=offload,
-            to_the_byte=to_the_byte,
-            out_of_time=self.build_deadline(),
-        )
+        make = functools.partial(slots.restriction, self.problem, self.incumbent, budget_bytes, offload=offload)
+        until = self.build_deadline()
         try:
-            return self.built(make)
+            return self.built(lambda: make(to_the_byte=to_the_byte, out_of_time=until))
         except OutOfTimeError:
             self.say(f"plans, {slots.count} slots", "no time left to write it")
             return None
@@ -402,7 +373,7 @@ class Search:
         """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough.
 
         Raises:
-            SolverError: this solve failed, and so did those before it.
+            SolverError: see :class:`~loadmaster.planner.memory.retries.Retries`.
         """
 
         def stop() -> bool:
@@ -415,26 +386,11 @@ class Search:
             gap=gap,
             memory_limit_bytes=self.effort.options.solver_memory_bytes,
         )
-        for _ in range(TRIES):
-            try:
-                with self.effort.on_clock("solve"):
-                    solution = solve(
-                        program,
-                        asked,
-                        solver=self.effort.options.solver,
-                        on_progress=on_progress,
-                        on_point=on_point,
-                        cancelled=stop,
-                    )
-                break
-            except SolverError as error:
-                self.failures += 1
-                if self.failures == MOST_FAILURES:
-                    raise
-                logger.warning("%s It is tried again, and other programs are.", error)
-                asked = replace(asked, seed=asked.seed + 1)
-        else:
-            return NO_ANSWER
-        self.failures = 0
-        self.effort.count(solution)
+
+        told = functools.partial(solve, program, on_progress=on_progress, on_point=on_point, cancelled=stop)
+        ask = functools.partial(told, solver=self.effort.options.solver)
+        with self.effort.on_clock("solve"):
+            solution = self.retries.answer(ask, asked)
+        if solution is not NO_ANSWER:
+            self.effort.count(solution)
         return solution
