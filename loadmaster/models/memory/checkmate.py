@@ -3,6 +3,8 @@
 Source: [Checkmate20], equations 1, 2, 3, 5, 7 and 9, on the stages of this kind; compared against in [Shah23], sections
 4.5.1 and 4.6.2 (Checkmate-O: every operator runs its fastest implementation).
 Nothing runs in place and nothing is encoded, unless a backward operator can do no other.
+Where rows cannot be exact to the byte the program relaxes the budget or restricts it, as it is asked to
+(:class:`~loadmaster.models.memory.choices.ByteScale`). Neither bounds other plans: it considers few of them.
 
 Sets: stages t = 0..K, forward operators i, j = 0..V-1, DEPS_j inputs of j, USERS_i operators that read i, D_t what
 backward t reads, L_j live inputs of j, m_i bytes of result i, c_j workspace, G_t gradients and fixed bytes of stage t,

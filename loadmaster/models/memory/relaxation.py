@@ -2,7 +2,8 @@ r"""The boundary relaxation: a small program whose optimum no plan can beat. It 
 
 Source: MONeT, [Shah23] section 4.2.2, relaxed: instead of every stage, only the *boundaries* between
 groups of backward stages are looked at. What matters most is decided there: the bytes that stand in memory when the
-forward pass ends. One group (a single boundary) is solved in a second; more groups prove more, and cost more.
+forward pass ends. One group (a single boundary) is solved in a second; more groups prove more, and cost more. Rows that
+cannot be exact to the byte hold a little more than the budget (:class:`~loadmaster.models.memory.choices.ByteScale`).
 
 Sets: forward operators i = 0..V-1, backward operators k = 1..K split into groups g = 0..G-1, group g holding the stages
 a_g..b_g; D_k^l the needs of implementation l of backward k; L_j the live inputs of forward j; m_i bytes of result i;

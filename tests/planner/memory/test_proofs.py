@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,13 +86,9 @@ def assert_true_at_its_peak(problem: MemoryProblem) -> None:
     assert_true(problem, asked(problem, peak - 1, other), one_less)
 
 
-def dozen(first: int) -> Iterable[int]:
-    return range(12 * first, 12 * first + 12)
-
-
-@pytest.mark.parametrize("first", seeds(range(1), range(1, 44)))
+@pytest.mark.parametrize("first", seeds([0], range(5, 525, 5)))
 def test_nothing_false_is_proved_at_the_byte(first: int) -> None:
-    for seed in dozen(first):
+    for seed in range(first, first + 5):
         assert_true_at_its_peak(problem_of(seed))
 
 
