@@ -382,11 +382,13 @@ def test_a_worse_plan_is_not_adopted_nor_a_weaker_bound() -> None:
         for schedule in order:
             search.adopt(schedule, "some")
         assert search.best == cheap and search.objective == costs[0]
-        first = search.bound
-        assert first is not None
-        for bound in (first + 3.0, first + 1.0, None, first - 2.0, -math.inf):
+        search.bound = costs[0] - 4.0
+        for bound in (costs[0] - 1.0, costs[0] - 3.0, None, costs[0] - 6.0, -math.inf):
             search.raise_bound(bound)
-        assert search.bound == first + 3.0
+        assert search.bound == costs[0] - 1.0
+        with pytest.raises(CheckFailedError, match="a some schedule passes its check, but a proved bound"):
+            search.raise_bound(costs[0] + 1.0)
+        search.bound = costs[0] - 1.0
         # A plan over the budget is not adopted, however cheap.
         tight = Search(problem, check(problem, dear, 0).peak_bytes, Effort(PlanOptions()), fallback=search)
         assert not tight.adopt(cheap, "cheap").ok and tight.best is None
