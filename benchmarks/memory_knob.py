@@ -148,7 +148,7 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
     fitter = Fitter(model, batch, loss, mode=row.get("mode", "default"))
     if row["beside"]:
         with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
-            for timed in ("_run", "_time_us"):  # an operator with what it needs, and a copy
+            for timed in ("run", "_time_us"):  # an operator with what it needs, and a copy
                 alone = _alone(getattr(Profiler, timed), turn)
                 patched.enter_context(unittest.mock.patch.object(Profiler, timed, alone))
             fitter.costed.plain  # noqa: B018 - operators are measured; of a step that has no plan fit says so

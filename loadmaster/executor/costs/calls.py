@@ -46,9 +46,8 @@ class Call:
         called, named, made = pytree.tree_unflatten(leaves, structure)
         return cls(target, called, named, made, (str(target), tuple(map(repr, leaves))))
 
-    def node(self) -> fx.Node:
-        """A node of a graph of its own."""
-        graph = fx.Graph()
+    def node(self, graph: fx.Graph) -> fx.Node:
+        """A node of this graph, whose tensors come from nowhere."""
 
         def placed(leaf: object) -> object:
             if not isinstance(leaf, Shaped):

@@ -2,71 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
-from loadmaster.executor.costs.formulas import OperatorFormulas
-
-aten = torch.ops.aten
-
-
-index_limit = OperatorFormulas("index limit", 1)
-"""One more than the largest index that an operator's integer arguments may hold; 1 where any other may crash."""
-
-register_index_limit = index_limit.register
+from loadmaster.executor.costs.fills import Fill, anything
+from loadmaster.executor.costs.limits import Limits, limits_of
+from loadmaster.executor.costs.traffic import value_of
 
 
-def _rows(table: Tensor, *_: object, **__: object) -> int:
-    return int(table.shape[0])
+def limits_of_node(node: fx.Node) -> Limits:
+    """The limits of a node's arguments.
 
-
-def _classes(scores: Tensor, *_: object, **__: object) -> int:
-    return int(scores.shape[1 if scores.dim() > 1 else 0])
-
-
-for _op, _limit in (
-    (aten.embedding.default, _rows),
-    (aten.index_select.default, _rows),
-    (aten.index.Tensor, _rows),
-    (aten.embedding_dense_backward.default, lambda gradient, indices, rows, *_, **__: int(rows)),
-    (aten.nll_loss_forward.default, _classes),
-    (aten.nll_loss_backward.default, lambda gradient, scores, *_, **__: _classes(scores)),
-    (
-        aten.max_pool2d_with_indices_backward.default,
-        lambda gradient, x, *_, **__: int(x.shape[-2] * x.shape[-1]),
-    ),
-):
-    register_index_limit(_op, _limit)
-
-
-def materialize(value: object, device: torch.device, limit: int) -> Any:
-    """The value with a real tensor for every fake one: same shape, strides and dtype, on the device.
-
-    Floating-point tensors hold uniform numbers in [0.1, 1), which no operator overflows or divides by zero on;
-    integers are below ``limit``; Booleans are True in half of the places.
+    Raises:
+        NotUnderstoodError: they are not all known.
     """
-    generator = torch.Generator(device).manual_seed(0)
+    named = _by_name(node)
+    return limits_of(node.target, {**_defaults(node), **named})
 
-    def real(leaf: object) -> object:
-        if isinstance(leaf, torch.device):
-            return device
-        if not isinstance(leaf, Tensor):
-            return leaf
-        tensor = torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device=device)
-        dense = tensor.as_strided(*_without_broadcasts(tensor))
-        if leaf.dtype.is_floating_point:
-            dense.uniform_(0.1, 1.0, generator=generator)
-        elif leaf.dtype == torch.bool:
-            dense.random_(0, 2, generator=generator)
-        elif leaf.dtype.is_complex:
-            dense.fill_(1)
-        else:
-            dense.random_(0, min(limit, torch.iinfo(leaf.dtype).max), generator=generator)
+
+def materialize(node: fx.Node, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The node's arguments with a real tensor for every fake one: same shape, strides and dtype, on the device.
+
+    Their values are such as the operator accepts (:mod:`.limits`).
+
+    Raises:
+        NotUnderstoodError: it is not known which it does.
+    """
+    limits = limits_of_node(node)
+    made = {name: _real(value, limits.get(name, anything), device) for name, value in _by_name(node).items()}
+    positional = list(made)[: len(node.args)]
+    return tuple(made.pop(name) for name in positional), made
+
+
+def _by_name(node: fx.Node) -> dict[str, Any]:
+    """The given arguments, positional ones first."""
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    named = dict(zip(names, fx.node.map_arg(node.args, value_of), strict=False))
+    return {**named, **fx.node.map_arg(node.kwargs, value_of)}
+
+
+def _defaults(node: fx.Node) -> Mapping[str, Any]:
+    schema = getattr(node.target, "_schema", None)
+    return {} if schema is None else {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+
+
+def _real(value: Any, limit: Any, device: torch.device) -> Any:
+    """A value of the same form; a list of limits has one for each of a list of tensors."""
+    if isinstance(limit, list):
+        return [_real(one, of_one, device) for one, of_one in zip(value, limit, strict=True)]
+    return pytree.tree_map(lambda leaf: _real_leaf(leaf, limit, device), value)
+
+
+def _real_leaf(leaf: object, fill: Fill, device: torch.device) -> object:
+    if isinstance(leaf, torch.device):
+        return device
+    if not isinstance(leaf, Tensor):
+        return leaf
+    tensor = torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device=device)
+    if not tensor.numel():
         return tensor
-
-    return torch.utils._pytree.tree_map(real, value)
+    fill(tensor.as_strided(*_without_broadcasts(tensor)), torch.Generator(device).manual_seed(0))
+    return tensor
 
 
 def _without_broadcasts(tensor: Tensor) -> tuple[list[int], list[int]]:

@@ -1,8 +1,10 @@
 """Costs measured on the device at hand: every distinct operator is run on real tensors of its shapes.
 
 Fused kernels are not run: they take the time of the bytes that they move, at the bandwidth that a copy measured here.
-Repeated layers are measured once. The whole takes a bounded time: what does not fit, or cannot be run on made-up
-values, is estimated by the roofline, scaled to what was measured.
+Repeated layers are measured once. The whole takes a bounded time. What does not fit, or has arguments of which it is
+not known what they may hold (:mod:`.limits`), is estimated by the roofline, scaled to what was measured; the latter is
+said. On a GPU, where a kernel that fails ends the process, operators of others run in a process of their own
+(:mod:`.apart`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.apart import measured_apart
 from loadmaster.executor.costs.kept_times import KeptTimes, OperatorMeasurement, kept_times
-from loadmaster.executor.costs.materialize import index_limit, materialize
+from loadmaster.executor.costs.limits import NotUnderstoodError, is_safe, name_of
+from loadmaster.executor.costs.materialize import limits_of_node, materialize
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
@@ -72,6 +76,7 @@ class Profiler:
         self._ratios: list[float] = []
         self._copy_gbps: float | None = None
         self._estimate = _nearest_roofline(device)
+        self._told: set[str] = set()
 
     def node_us(self, node: fx.Node) -> float:
         """Median time of the operator on its own, us."""
@@ -103,7 +108,7 @@ class Profiler:
                 if self.spent_s >= self.limit_s:
                     return None
                 start = time.perf_counter()
-                measured = self._run(node)
+                measured = self._measured_now(node)
                 self.spent_s += time.perf_counter() - start
                 if measured is not None and kept is not None:
                     kept.add(key, measured)
@@ -114,6 +119,45 @@ class Profiler:
                 self._ratios.append(measured.time_us / self._estimate.node_us(node))
         return self._measured[key]
 
+    def _measured_now(self, node: fx.Node) -> OperatorMeasurement | None:
+        """Where that is safe; None, and said, where it is not known to be, or fails."""
+        try:
+            limits_of_node(node)
+        except NotUnderstoodError as error:
+            return self._counted(node, str(error))
+        if self._is_run_here(node):
+            return self._counted(node, self.run(node))
+        # All of the graph together: a process takes seconds to begin.
+        alike = {operator_key(other): other for other in node.graph.nodes if self._is_to_run_apart(other)}
+        alike[operator_key(node)] = node
+        settings = {"compiled": self.compiled, "channels_last": self.channels_last}
+        found = measured_apart(list(alike.values()), self.device, self.limit_s - self.spent_s, settings)
+        for (key, other), one in zip(alike.items(), found, strict=True):
+            self._measured[key] = self._counted(other, one)
+        return self._measured[operator_key(node)]
+
+    def _is_run_here(self, node: fx.Node) -> bool:
+        return self.device.type != "cuda" or is_safe(node.target)
+
+    def _is_to_run_apart(self, node: fx.Node) -> bool:
+        if is_free(node) or operator_key(node) in self._measured:
+            return False
+        try:
+            limits_of_node(node)
+        except NotUnderstoodError:
+            return False
+        return not self._is_run_here(node)
+
+    def _counted(self, node: fx.Node, found: OperatorMeasurement | str) -> OperatorMeasurement | None:
+        """What was measured; or None, with the reason said once."""
+        if isinstance(found, OperatorMeasurement):
+            return found
+        name = name_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning("%s is priced by a formula, not measured: %s", name, found)
+        return None
+
     def _make_workspace(self) -> None:
         """Run a product, as measuring one would have: the library's workspace stays, and is resident in the step."""
         if self.device.type == "cuda" and not self._has_workspace:
@@ -121,13 +165,12 @@ class Profiler:
             square = torch.ones(16, 16, device=self.device)
             torch.mm(square, square)
 
-    def _run(self, node: fx.Node) -> OperatorMeasurement | None:
+    def run(self, node: fx.Node) -> OperatorMeasurement | str:
+        """Measure an operator in this process; in words why it cannot be."""
         assert callable(node.target)
         target: Callable[..., Any] = node.target
         try:
-            limit = index_limit(node)
-            args = materialize(fx.node.map_arg(node.args, value_of), self.device, limit)
-            kwargs = materialize(fx.node.map_arg(node.kwargs, value_of), self.device, limit)
+            args, kwargs = materialize(node, self.device)
             if self.channels_last and node.target in CONVOLUTIONS:
                 args = pytree.tree_map(_channels_last, args)
             beside_us = 0.0
@@ -137,10 +180,8 @@ class Profiler:
             with torch.no_grad():
                 workspace = self._workspace(node, target, args, kwargs)
                 return OperatorMeasurement(self._time_us(target, args, kwargs) + beside_us, workspace)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            # Made-up values do not suit every operator, and a device can be too small for one: estimate instead.
-            logger.info("%s is estimated, it could not be measured: %s", node.target, error)
-            return None
+        except Exception as error:  # noqa: BLE001 - an operator may raise anything at made-up values, or for want of memory
+            return (str(error) or type(error).__name__).splitlines()[0]
 
     def _workspace(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> int:
         result = target(*args, **kwargs)

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import fx
+
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
-from loadmaster.executor.costs.calls import Call
 from loadmaster.executor.placement.operands import allocates_only
 from loadmaster.executor.placement.recorder import RecordedOperator, Recording
 from loadmaster.executor.steps.versions import captured_with
@@ -112,21 +113,22 @@ def trace_of(
 
 def costs_of(operators: Sequence[RecordedOperator], model: CostModel) -> list[Cost]:
     """What a cost model says of each; equal calls are asked for once."""
-    known: dict[Hashable, Cost] = {}
-    found = []
+    graph = fx.Graph()  # one for all: a model may measure several of its operators together
+    nodes: dict[Hashable, fx.Node | None] = {}
+    keys = []
     for operator in operators:
         call = operator.call
         assert call is not None
-        if call.key not in known:
-            known[call.key] = _cost(call, model)
-        found.append(known[call.key])
-    return found
+        keys.append(call.key)
+        if call.key not in nodes:
+            nodes[call.key] = None if allocates_only(call.target) else call.node(graph)
+    known = {key: _cost(node, model) for key, node in nodes.items()}
+    return [known[key] for key in keys]
 
 
-def _cost(call: Call, model: CostModel) -> Cost:
-    if allocates_only(call.target):
+def _cost(node: fx.Node | None, model: CostModel) -> Cost:
+    if node is None:
         return Cost(0.0)
-    node = call.node()
     return Cost(model.node_us(node), max(model.workspace_bytes(node), 0))
 
 

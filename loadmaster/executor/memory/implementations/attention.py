@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import register_flop_formula
 
+from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.traffic import attention_flop
 from loadmaster.executor.memory.implementations.dropout import SEED_LIMIT
 from loadmaster.executor.memory.implementations.emitting import aten, call
@@ -128,6 +129,9 @@ def _(
 @register_flop_formula(torch.ops.loadmaster.seeded_attention)
 def _(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_args: object, **_kwargs: object) -> int:
     return attention_flop(query, key, value)
+
+
+register_limits(seeded_attention._opoverload, lambda _: {})  # any seed will do
 
 
 def seed_attention(graph: fx.Graph) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from loadmaster.errors import InputError
-from loadmaster.executor.costs.materialize import register_index_limit
+from loadmaster.executor.costs.fills import below
+from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.cross_entropy_rows import cross_entropy_rows
 from loadmaster.executor.memory.implementations.kernels import has_kernels
@@ -277,4 +278,4 @@ def _workspace(
 
 
 register_workspace(linear_cross_entropy._opoverload, _workspace)
-register_index_limit(linear_cross_entropy._opoverload, lambda hidden, weight, *_, **__: int(weight.shape[1]))
+register_limits(linear_cross_entropy._opoverload, lambda a: {"targets": below(int(a["weight"].shape[1]))})

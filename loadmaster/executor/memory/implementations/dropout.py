@@ -13,6 +13,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call
@@ -91,6 +92,7 @@ def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
 
 
 register_workspace(seeded_dropout._opoverload, _workspace)
+register_limits(seeded_dropout._opoverload, lambda _: {})  # any seed will do
 
 
 def seed_dropout(graph: fx.Graph) -> None:

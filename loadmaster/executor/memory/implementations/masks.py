@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.steps.layouts import dense, dense_bytes, ordered_strides
@@ -135,6 +136,7 @@ def _masked_workspace(gradient: Tensor, mask: Tensor) -> int:
 
 register_workspace(pack_inside._opoverload, _pack_workspace)
 register_workspace(masked_gradient._opoverload, _masked_workspace)
+register_limits(masked_gradient._opoverload, lambda _: {})  # each bit of the mask may be either
 
 
 def expect_fitting(gradient: Tensor, mask: Tensor) -> None:

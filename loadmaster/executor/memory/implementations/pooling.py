@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx
 from torch._prims_common import suggest_memory_format
 
+from loadmaster.executor.costs.fills import below, zeros
+from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
@@ -157,6 +159,8 @@ def _backward_workspace(gradient: Tensor, offsets: Tensor, height: int, width: i
 
 register_workspace(pool_offsets._opoverload, _offsets_workspace)
 register_workspace(pool_offset_backward._opoverload, _backward_workspace)
+register_limits(pool_offsets._opoverload, lambda a: {"indices": below(int(a["width"]))})
+register_limits(pool_offset_backward._opoverload, lambda _: {"offsets": zeros})  # a window's corner
 
 
 class MaxPoolFromOffsets:
