@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,7 +79,7 @@ def _of_samples(info: Any) -> list[Called]:
 
 def what_of(call: Called, trials: Trials) -> tuple[str, str]:
     """Whether it is split, and how or why not."""
-    node = Call.of(*call).node()
+    node = Call.of(*call).node(fx.Graph())
     if is_view(node):
         return "view", ""
     if node.target in REWRITES:

@@ -173,7 +173,7 @@ def _moved_bytes(node: fx.Node) -> int:
 
 
 def _size_bytes(node: fx.Node) -> int:
-    return sum(value.numel() * value.element_size() for value in results_of(node.meta["val"]))
+    return sum(value.numel() * value.element_size() for value in results_of(node.meta.get("val")))
 
 
 def _is_from_given(node: fx.Node) -> bool:

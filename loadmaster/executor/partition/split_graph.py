@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.partition.local import results_of
 from loadmaster.executor.partition.node_views import RESHAPES, makes_parts, view_of
 from loadmaster.executor.partition.trials import Admitted, Trials, is_tensor, operands
 from loadmaster.executor.steps.step_graph import StepGraph, is_view
@@ -126,7 +127,7 @@ class SplitGraph:
                 view = view_of(node, of)
                 assert view is not None, "a part of a view is a view"
                 self._views[node] = (tensor, view)
-        elif makes_parts(node):
+        elif makes_parts(node) or _is_of_numbers(node):
             return
         elif is_view(node) and (made := view_of(node, self._views[node.all_input_nodes[0]][1])) is not None:
             self._views[node] = (self._views[node.all_input_nodes[0]][0], made)
@@ -154,9 +155,11 @@ class SplitGraph:
 
     def _made(self, node: fx.Node) -> Iterator[fx.Node]:
         """The nodes of the tensors that an operator makes, one for each; made up where nothing reads one."""
-        result = node.meta["val"]
+        result = node.meta.get("val")
         if isinstance(result, Tensor):
             yield node
+            return
+        if result is None:  # an assertion
             return
         readers = {user.args[1]: user for user in node.users if user.target is builtin.getitem}
         for n, one in enumerate(result):
@@ -177,6 +180,11 @@ class SplitGraph:
         assert native is not None
         self._views[node] = (number, View(shape) if native.is_identity else native)
         return number
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    """Whether a node makes numbers, which are known since tracing, or asserts what holds of such."""
+    return not results_of(node.meta.get("val")) and (node.meta.get("val") is not None or not operands(node))
 
 
 def _native(node: fx.Node) -> View:

@@ -85,11 +85,13 @@ class Trials:
         if is_random(node):
             return _random(call)
         formula = formula_of(call)
-        if formula is None:
-            return Admitted(None, (), "has no formula")
         shapes = [(*_shape(operand.node),) for operand in given] + [
-            tuple(t.shape) for t in results_of(node.meta["val"])
+            tuple(t.shape) for t in results_of(node.meta.get("val"))
         ]
+        if formula is None:
+            # An assertion of one Boolean has nothing to split; what is made from nothing is there on every worker.
+            is_whole = not given or not any(shapes)
+            return Admitted(None, (), "" if is_whole else "has no formula")
         try:
             extents = formula.extents(shapes)
         except InputError:
@@ -206,7 +208,7 @@ def _call(node: fx.Node, given: Sequence[Operand]) -> Call:
     return Call(
         name=of.name.partition("::")[2],
         inputs=tuple((operand.argument, _shape(operand.node)) for operand in given),
-        results=tuple(tuple(tensor.shape) for tensor in results_of(node.meta["val"])),
+        results=tuple(tuple(tensor.shape) for tensor in results_of(node.meta.get("val"))),
         arguments=plain,
         pointwise=torch.Tag.pointwise in node.target.tags,  # type: ignore[union-attr]
     )

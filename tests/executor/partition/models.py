@@ -118,7 +118,10 @@ def llama() -> Made:
 
 
 class Experts(nn.Module):
-    """Four experts, each token to its best two: dense, so that shapes do not depend on the data."""
+    """Four experts, each token to its best two: dense, so that shapes do not depend on the data.
+
+    ``one_hot`` asserts that there are such experts, which is an operator without a result.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +132,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores = self.choose(x).softmax(-1)
         best, at = scores.topk(2, -1)
-        weights = torch.zeros_like(scores).scatter(-1, at, best / best.sum(-1, keepdim=True))
+        weights = torch.einsum("nk,nke->ne", best / best.sum(-1, keepdim=True), functional.one_hot(at, 4).to(x.dtype))
         hidden = torch.einsum("nd,edh->enh", x, self.up).relu()
         return torch.einsum("enh,ehd,ne->nd", hidden, self.down, weights)
 

@@ -92,6 +92,16 @@ def test_a_model_without_values_is_captured_for_a_gpu_with_little_memory() -> No
     assert torch.cuda.max_memory_allocated() - before < 3 * 4 * 1024 * 1024
 
 
+def test_operators_without_results_are_captured() -> None:
+    """``one_hot`` asserts that classes are classes."""
+    model, batch, loss = made("experts")
+    problem = capture(model, batch, loss, axes=AXES, strict=True)
+    without = {operator.op for operator in problem.operators if not operator.outputs} - {"update"}
+    assert without == {"aten._assert_async.msg"}
+    assert read_problem(json.loads(json.dumps(write_problem(problem)))) == problem
+    assert loadmaster.plan(problem, budget_bytes="1GiB", gap=0.5).check["ok"]
+
+
 def test_layers_that_repeat_are_tied() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:

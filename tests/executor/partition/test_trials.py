@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from loadmaster.executor.costs.calls import Call
 from loadmaster.executor.partition.trials import Admitted, Trials
@@ -20,7 +20,7 @@ def t(*shape: int) -> Tensor:
 
 
 def admitted(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Admitted:
-    node = Call.of(target, args, kwargs, target(*args, **kwargs)).node()
+    node = Call.of(target, args, kwargs, target(*args, **kwargs)).node(fx.Graph())
     return Trials().of(node)
 
 
@@ -115,7 +115,9 @@ def test_what_calls_are_split_along(call: tuple[Any, ...], expected: set[str]) -
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ((aten.arange.default, 8), "has no formula"),
+        ((aten.histc.default, t(6)), "has no formula"),
+        ((aten.arange.default, 8), ""),
+        ((aten._assert_async.msg, t().bool(), "is so"), ""),
         ((aten.randn.default, [4, 6]), "draws random numbers"),
         ((aten.sort.default, t(6)), ""),
     ],
