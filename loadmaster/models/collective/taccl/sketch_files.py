@@ -11,7 +11,7 @@
 | internode_sketch.gpus_to_sender_rev_map | published: sender -> the local ranks whose chunks it sends |
 | internode_sketch.chunk_to_relay_map | B.1: [a, b]: chunks of local rank r leave through (r // a) a + b |
 | internode_sketch.beta_split | B.1: sender -> n; where it is missing, what TACCL's solver takes instead |
-| internode_sketch.enforce_ordering | published: an order of sends at relays; read and left to the planner |
+| internode_sketch.enforce_ordering | published: an order of sends at relays; not followed, which a warning says |
 | symmetry_offsets | [[offset, group], ...] |
 | hyperparameters.input_chunkup | parts of each rank's piece |
 | hyperparameters.input_size | B.1: bytes of a rank's input, a number or text such as ``1M`` (2^20) |
@@ -21,6 +21,7 @@ Source: [Shah23], appendix B.1, and its repository's examples.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from loadmaster.models.documents import Document, load_document, parse
 from loadmaster.models.fields import READING, Bounds
 from loadmaster.models.shipped import Shipped
 from loadmaster.models.topologies.topology import Topology
+
+logger = logging.getLogger(__name__)
 
 _SHIPPED = Shipped("loadmaster.models.collective.taccl", "sketches", "sketch_file", "sketch")
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.I)
@@ -111,6 +114,11 @@ def read_sketch(
     if name is None:
         name = "sketch" if isinstance(source, Mapping) else Path(source).stem
     internode, relays, split = _between_nodes(file, topology)
+    if file.internode_sketch is not None and file.internode_sketch.enforce_ordering:
+        # It steers a heuristic of TACCL's, which has no counterpart here, and is no property of an algorithm.
+        logger.warning(
+            "internode_sketch.enforce_ordering of %s is not followed: sends are put in whichever order is fastest", name
+        )
     return Sketch(
         name=name,
         switches=_switches(file.intranode_sketch),

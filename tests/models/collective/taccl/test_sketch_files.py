@@ -171,6 +171,15 @@ def test_bad_sketches_are_refused(document: dict[str, Any], field: str) -> None:
     assert refused.value.remedy
 
 
+def test_an_order_that_is_not_followed_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    topology = topology_of("sk1-dgx2-n2")
+    for enforced in (True, False):
+        read = read_sketch(changed("internode_sketch", enforce_ordering=enforced), topology, "allgather", "mine")
+        assert read == read_sketch(LISTING_B1, topology, "allgather", "mine")
+    (record,) = caplog.records
+    assert "enforce_ordering of mine is not followed" in record.getMessage()
+
+
 def test_an_input_size_says_nothing_of_uneven_chunks() -> None:
     with pytest.raises(InputError, match="input_size"):
         read_sketch(LISTING_B1, preset("dgx2", 2), "alltoallv")
