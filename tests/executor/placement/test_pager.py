@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -16,7 +17,9 @@ from loadmaster.errors import InputError
 from loadmaster.executor import Pager
 from loadmaster.executor.placement.pager.copies import HostCopies
 from loadmaster.executor.placement.pager.memory import Page, PagedMemory
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.placement.checker import check_plan
+from loadmaster.models.placement.problem import PlacementProblem, Tier
 from tests.executor.placement.paged_models import (
     SMALL,
     Case,
@@ -177,6 +180,72 @@ def test_a_step_that_stays_different_is_recorded_anew() -> None:
     paged = train(case, 10, int(0.6 * peak_bytes(Case())), planner=planner)
     assert paged.equals(trained_plainly(case, 10))
     assert paged.stats[-1].planned == 1.0
+
+
+def test_shapes_that_alternate_have_a_plan_each() -> None:
+    case = Case(rows=(48, 20))
+    paged = train(case, 12, int(0.6 * peak_bytes(Case())), planner=planner)
+    assert paged.equals(trained_plainly(case, 12))
+    assert [step.planned for step in paged.stats[6:]] == [1.0] * 6
+    assert max(step.peak_bytes for step in paged.stats) <= int(0.6 * peak_bytes(Case()))
+    by_demand = trained_by_demand(case, 12, int(0.6 * peak_bytes(Case())))
+    for planned, missed in zip(paged.stats[-2:], by_demand.stats[-2:], strict=True):
+        assert planned.faults <= 0.1 * missed.faults
+
+
+@pytest.mark.slow
+def test_plans_of_shapes_that_do_not_come_back_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadmaster.executor.placement.pager.shapes.MOST_SHAPES", 2)
+    sizes = (48, 40, 30, 20)
+    case = Case(rows=(sizes[0], *(size for size in sizes for _ in range(5)), *[sizes[0]] * 5))
+    asked = []
+
+    def counted(problem: PlacementProblem) -> object:
+        asked.append(problem)
+        return planner(problem)
+
+    paged = train(case, len(case.rows), int(0.6 * peak_bytes(Case())), planner=counted)
+    assert paged.equals(trained_plainly(case, len(case.rows)))
+    assert paged.stats[-1].planned == 1.0
+    assert len(asked) == len(sizes) + 1  # the first shape's plan was dropped, and made again
+
+
+@pytest.mark.slow
+def test_a_loop_whose_shapes_never_come_back_is_paged_without_a_plan() -> None:
+    case = Case(rows=tuple(range(20, 28)))
+    paged = train(case, len(case.rows), int(0.6 * peak_bytes(Case())), planner=planner)
+    assert paged.equals(trained_plainly(case, len(case.rows)))
+    assert paged.pager is not None and paged.pager.plan is None and paged.pager.refused is None
+
+
+def test_what_is_compiled_says_once_that_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    for call, expected in ((model, 0), (compiled, 1)):
+        caplog.clear()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with Pager(model, optimizer, budget_bytes="1MiB"):
+            for _ in range(3):
+                optimizer.zero_grad()
+                call(torch.ones(3, 8)).sum().backward()
+                optimizer.step()
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("loadmaster")]
+        assert len(said) == expected
+        assert all("torch.compile" in line for line in said)
+
+
+def test_the_link_is_the_planners_and_its_old_name_warns() -> None:
+    case = CASES["adamw"]
+    budget_bytes = int(0.6 * peak_bytes(case))
+
+    def refuses(problem: object) -> object:
+        raise InputError("problem", "it", "is not planned", "Give another.")
+
+    for given in ({"host_link": HostLink(3.0, 2.0)}, {"tier": Tier("disk", 3.0, 2.0)}):
+        with pytest.warns(DeprecationWarning, match="host_link") if "tier" in given else contextlib.nullcontext():
+            pager = train(case, 4, budget_bytes, planner=refuses, **given).pager
+        assert pager is not None and pager.problem is not None
+        assert (pager.problem.tiers[0].to_gbps, pager.problem.tiers[0].from_gbps) == (3.0, 2.0)
 
 
 @pytest.mark.slow

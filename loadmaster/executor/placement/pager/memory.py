@@ -34,7 +34,7 @@ class Page:
         fixed: it cannot move: it is small, its size cannot change, or its address was given away.
         host: its bytes in the host, None where there is no good copy.
         arriving, leaving: copies under way, which ``held`` keeps the storage for.
-        number: of the recorded storage that it is at present.
+        number: of the recorded storage that it is at present, in the plan that is followed.
         slot: of the storages that take each other's place from step to step, for who predicts.
     """
 

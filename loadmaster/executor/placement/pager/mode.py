@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from loadmaster.executor.placement.pager.memory import Page, PagedMemory
 from loadmaster.executor.placement.pager.steps import Ran, Steps
 from loadmaster.executor.placement.splitting import joined, parts_of
 
+logger = logging.getLogger(__name__)
+
 
 class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enforces residency of every operand.
@@ -35,6 +39,7 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._device, self._memory, self._steps = device, memory, steps
         self._foresight = Foresight()
+        self._looks = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -76,6 +81,8 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         memory, steps = self._memory, self._steps
+        if self._looks:
+            self._look_for_compiled()
         given = tensors_in(args)
         if kwargs:
             given += tensors_in(tuple(kwargs.values()))
@@ -115,6 +122,23 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if expected is not None or clock is not None:
             steps.ran(Ran(func, args, kwargs, result, key, given, pages, born, made, clock), expected)
         return result
+
+    def _look_for_compiled(self) -> None:
+        """Say once, within the first step, that nothing is compiled: PyTorch compiles nothing under a dispatch mode."""
+        self._looks = not self._steps.stats
+        frame = sys._getframe()
+        while self._looks and (below := frame.f_back) is not None:
+            frame = below
+            # The call of what torch.compile returned. It runs the function as it is, and goes on doing so.
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
+                "torch._dynamo.eval_frame",
+                "compile_wrapper",
+            ):
+                self._looks = False
+                logger.warning(
+                    "under a pager, what torch.compile made runs operator by operator, since kernels that it generates"
+                    " go past PyTorch's dispatcher; call torch.compiler.reset() after the pager to compile again"
+                )
 
     def _births(self, result: Any, foreseen: int) -> list[Page | None]:
         """Pages of the storages that nobody had before."""

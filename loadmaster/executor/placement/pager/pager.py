@@ -38,8 +38,10 @@ from loadmaster.executor.placement.pager.raw_access import guarded
 from loadmaster.executor.placement.pager.steps import Planner, Steps, StepStats
 from loadmaster.executor.placement.trace import SMALL_BYTES
 from loadmaster.executor.placement.training import one_by_one
-from loadmaster.executor.steps.host_link import host_link
+from loadmaster.executor.renamed import warn_renamed
+from loadmaster.executor.steps.host_link import host_link as measured_link
 from loadmaster.executor.steps.wrappers import ddp_of
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem, Tier
 from loadmaster.models.units import bytes_of, show_bytes
@@ -57,9 +59,10 @@ class Pager:
         planner: plans a problem under the budget it comes with: ``loadmaster.plan``. None: without a plan.
         prefetch: what moves pages where no plan is followed. ``"correlation"``: what came next the last time comes
             next. None: demand alone.
-        tier: the memory that pages go to; None: host memory, over the link that is measured.
+        host_link: the link to host memory, where pages go, for the planner; None: it is measured.
         small_bytes: smaller storages stay on the device.
         debug: refuse access to memory that goes past PyTorch's dispatcher.
+        tier: the old name of ``host_link``, whose figures it gives. Pages go to host memory whatever its name.
 
     Raises:
         InputError: the model is wrapped, the limit is no size, or there is no such way to prefetch.
@@ -73,22 +76,25 @@ class Pager:
         budget_bytes: int | str,
         planner: Planner | None = None,
         prefetch: Literal["correlation"] | None = "correlation",
-        tier: Tier | None = None,
+        host_link: HostLink | None = None,
         small_bytes: int = SMALL_BYTES,
         debug: bool = False,
+        tier: Tier | None = None,
     ) -> None:
         if ddp_of(model) is not None:
             remedy = "Page the model that DistributedDataParallel wraps, one process to a device."
             raise InputError("model", type(model).__name__, "keeps addresses of its gradients", remedy)
         if prefetch not in (None, "correlation"):
             raise InputError("prefetch", prefetch, "is no way to prefetch", "Give 'correlation' or None.")
+        if tier is not None:
+            warn_renamed("Pager(tier=...)", "Pager(host_link=...)")
         self.model, self.optimizer, self.debug = model, optimizer, debug
         self.budget_bytes = bytes_of(budget_bytes, "budget_bytes")
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._memory = PagedMemory(self.budget_bytes, copies_of(self.device), small_bytes)
         prefetcher = None if prefetch is None else Prefetcher(self._memory)
         self._steps = Steps(
-            model, optimizer, self.device, self._memory, planner, lambda: tier or self._measured(), prefetcher
+            model, optimizer, self.device, self._memory, planner, lambda: tier or self._host(host_link), prefetcher
         )
         self._mode = PagerMode(self.device, self._memory, self._steps)
         self._entered = contextlib.ExitStack()
@@ -200,6 +206,6 @@ class Pager:
             if isinstance(tensor, Tensor) and tensor.device == self.device and tensor.numel() * 8 > NUMBER_BYTES:
                 yield tensor
 
-    def _measured(self) -> Tier:
-        link = host_link(self.device, None if self.device.type == "cuda" else "cpu")
+    def _host(self, given: HostLink | None) -> Tier:
+        link = given or measured_link(self.device, None if self.device.type == "cuda" else "cpu")
         return Tier("host", link.to_host_gbps, link.from_host_gbps, capacity_bytes=link.capacity_bytes)

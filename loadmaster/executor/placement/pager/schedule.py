@@ -124,11 +124,19 @@ class Follower:
         self.at += 1
         return calls[self.at - 1]
 
-    def is_now(self, number: int | None, page: Page) -> None:
+    def is_next(self, key: Hashable) -> bool:
+        """Whether the next recorded call is such a one."""
+        return self.at < len(self.schedule.calls) and self.schedule.calls[self.at].key == key
+
+    def pass_by(self) -> Call:
+        """The next recorded call, while another plan is followed."""
+        self.at += 1
+        self.matched += 1
+        return self.schedule.calls[self.at - 1]
+
+    def is_now(self, number: int, page: Page) -> None:
         """The page is that recorded storage from now on."""
-        if number is not None:
-            self.pages[number] = page
-            page.number = number
+        self.pages[number] = page
 
     def victim(self, pages: Iterator[Page]) -> Page | None:
         """The page whose next use is farthest away."""

@@ -1,8 +1,9 @@
 """Learning the training step, and having it planned.
 
-The first step makes the optimizer's state. The next ones are recorded until two in a row make the same calls; then the
-planner is asked, and the plan is followed from the next step on. Where steps stray from the plan twice in a row
-(another batch size, another part of the model), they are recorded anew.
+The first step makes the optimizer's state. The next ones are recorded until two make the same calls: they have the same
+shape. Then the planner is asked, and the plan is followed from the next step of that shape on. Where a step strays from
+every plan (another batch size, another part of the model), the next ones are recorded again, until its shape came twice
+or does not come back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +24,7 @@ from loadmaster.executor.placement.call_places import CallPlaces
 from loadmaster.executor.placement.pager.memory import Counts, Page, PagedMemory, least_recently_used
 from loadmaster.executor.placement.pager.prefetch import Prefetcher
 from loadmaster.executor.placement.pager.schedule import Call, Follower, schedule_of
+from loadmaster.executor.placement.pager.shapes import MOST_SHAPES, Shape, Shapes
 from loadmaster.executor.placement.recorder import Notes
 from loadmaster.executor.placement.trace import Cost, Trace, trace_of
 from loadmaster.executor.placement.training import name_gradients, name_resident, name_state
@@ -110,6 +113,10 @@ class Tape:
     calls: list[Call] = field(default_factory=list)
     clocks: list[Clock] = field(default_factory=list)
 
+    def shape(self) -> Shape:
+        """Equal for steps that make the same calls."""
+        return tuple(call.key for call in self.calls)
+
     def times_us(self) -> list[float]:
         """Of each operator."""
         return [clock.us() for clock in self.clocks]
@@ -148,10 +155,9 @@ class Steps:
         self._places = CallPlaces(Step(model, None))
         self._following = contextlib.ExitStack()
         self._tape: Tape | None = None
-        self._before: Tape | None = None
-        self._follower: Follower | None = None
-        self._strayed = 0
-        self._count = 0
+        self._waiting: OrderedDict[Shape, Tape] = OrderedDict()
+        self._in_vain = 0
+        self._shapes = Shapes()
         self._began = time.perf_counter()
         self._guide()
 
@@ -159,10 +165,10 @@ class Steps:
 
     def expect(self, key: Hashable) -> Call | None:
         """The call of the plan that this one is."""
-        if self._follower is None:
-            return None
-        expected = self._follower.expect(key)
-        if self._follower.lost and self.prefetcher is None:
+        before = self._shapes.active
+        expected = self._shapes.expect(key)
+        now = self._shapes.active
+        if now is not before or (now is not None and now.lost and self.prefetcher is None):
             self._guide()
         return expected
 
@@ -177,10 +183,8 @@ class Steps:
 
     def ran(self, ran: Ran, expected: Call | None) -> None:
         """A call is over."""
-        if expected is not None and self._follower is not None:
-            for number, page in zip((*expected.operands, *expected.births), (*ran.pages, *ran.born), strict=False):
-                if page is not None:
-                    self._follower.is_now(number, page)
+        if expected is not None:
+            self._shapes.ran(ran.pages, ran.born)
         if self._tape is not None:
             self._record(self._tape, ran)
 
@@ -211,23 +215,18 @@ class Steps:
 
     def end_step(self) -> None:
         """A step is over."""
-        self._count += 1
-        planned = 0.0
-        if self._follower is not None:
-            planned = self._follower.matched / len(self._follower.schedule.calls)
+        planned, follower = 0.0, self._shapes.active
+        if follower is not None:
+            planned = follower.matched / len(follower.schedule.calls)
         now = time.perf_counter()
         self.stats.append(StepStats(planned=planned, seconds=now - self._began, **asdict(self._memory.counts)))
         self._memory.counts = Counts(peak_bytes=self._memory.used_bytes)
+        followed = planned >= _FOLLOWED
+        self._shapes.begin(followed=followed)
         if self._tape is not None:
             self._recorded(self._tape)
-        elif self._follower is not None:
-            self._strayed = 0 if planned >= _FOLLOWED else self._strayed + 1
-            if self._strayed > 1:
-                self._unfollow()
-                self._start_recording()
-            else:
-                self._follower.begin()
-        elif self._planner is not None and self._count == 1:
+        elif self._planner is not None and not followed:
+            self._in_vain = 0
             self._start_recording()
         if self._predicting is not None:
             self._predicting.end_step()
@@ -237,8 +236,9 @@ class Steps:
     def close(self) -> None:
         """No more steps."""
         self._following.close()
-        self._tape = self._before = None
-        self._unfollow()
+        self._tape = None
+        self._waiting.clear()
+        self._shapes.forget()
 
     def _start_recording(self) -> None:
         self._following.close()
@@ -253,12 +253,26 @@ class Steps:
     def _recorded(self, tape: Tape) -> None:
         name_resident(tape.notes, self._model, Batch())
         name_state(tape.notes, self._model, self._optimizer)
-        before, self._before, self._tape = self._before, tape, None
-        if before is None or [c.key for c in before.calls] != [c.key for c in tape.calls]:
-            self._start_recording()
-            return
+        self._tape = None
         self._following.close()
-        self._before = None
+        shape = tape.shape()
+        before = self._waiting.pop(shape, None)
+        if before is not None:
+            self._plan(shape, before, tape)
+        elif shape not in self._shapes:
+            self._waiting[shape] = tape
+            if len(self._waiting) > MOST_SHAPES:
+                self._waiting.popitem(last=False)
+        self._in_vain = self._in_vain + 1 if before is None else 0
+        found_all = before is not None and not self._waiting
+        gives_up = found_all or self._in_vain > 2 * MOST_SHAPES
+        if self._planner is None or (gives_up and self._shapes.active is not None):
+            self._waiting.clear()
+        else:
+            self._start_recording()
+
+    def _plan(self, shape: Shape, before: Tape, tape: Tape) -> None:
+        """Have a shape planned that was recorded twice."""
         times = [min(pair) for pair in zip(before.times_us(), tape.times_us(), strict=True)]
         try:
             trace = trace_of(
@@ -279,7 +293,7 @@ class Steps:
             self._stay(f"the planner's answer is {getattr(plan, 'status', type(plan).__name__)}")
             return
         self.plan = plan
-        self._follow(trace, plan, tape)
+        self._follow(shape, trace, plan, tape)
 
     def _stay(self, reason: str) -> None:
         """Without a plan."""
@@ -287,21 +301,20 @@ class Steps:
         self._planner = None
         logger.warning("no plan is followed: %s", reason)
 
-    def _follow(self, trace: Trace, plan: PlacementPlan, tape: Tape) -> None:
+    def _follow(self, shape: Shape, trace: Trace, plan: PlacementPlan, tape: Tape) -> None:
         assert plan.moves is not None
-        self._follower = Follower(schedule_of(tape.calls, trace, plan.moves), self._memory)
+        follower = Follower(schedule_of(tape.calls, trace, plan.moves), self._memory)
         for page in self._memory.pages():
             storage = page.storage()
             if storage is not None:
-                self._follower.is_now(tape.notes.number(storage), page)
-
-    def _unfollow(self) -> None:
-        self._follower, self._strayed = None, 0
+                follower.is_now(tape.notes.number(storage), page)
+        self._shapes.add(shape, follower)
 
     def _guide(self) -> None:
         """Let the plan say what moves, or else the prefetcher, if there is one."""
-        if self._follower is not None and not (self._follower.lost and self._predicting):
-            self.prefetcher, self._memory.choice = None, self._follower.victim
+        follower = self._shapes.active
+        if follower is not None and not (follower.lost and self._predicting):
+            self.prefetcher, self._memory.choice = None, follower.victim
         elif self._predicting is not None:
             if self.prefetcher is None:
                 self._predicting.interrupt()
