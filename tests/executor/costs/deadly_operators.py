@@ -28,6 +28,16 @@ def raising(x: torch.Tensor) -> torch.Tensor:
     raise KeyError("whatever an operator raises")
 
 
+@torch.library.custom_op("loadmaster_deadly::asserting", mutates_args=())
+def asserting(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.full((1,), x.shape[0], device=x.device)].clone()
+
+
+@asserting.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(1, *x.shape[1:])
+
+
 @fine.register_fake
 def _(x: torch.Tensor, times: int) -> torch.Tensor:
     return torch.empty_like(x)

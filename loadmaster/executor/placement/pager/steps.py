@@ -305,9 +305,9 @@ class Steps:
         assert plan.moves is not None
         follower = Follower(schedule_of(tape.calls, trace, plan.moves), self._memory)
         for page in self._memory.pages():
-            storage = page.storage()
-            if storage is not None:
-                follower.is_now(tape.notes.number(storage), page)
+            number = self._number(tape, page)
+            if number is not None:
+                follower.is_now(number, page)
         self._shapes.add(shape, follower)
 
     def _guide(self) -> None:
