@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,21 +10,11 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from loadmaster.executor.costs.fills import Fill, anything
-from loadmaster.executor.costs.limits import Limits, limits_of
-from loadmaster.executor.costs.traffic import value_of
+from loadmaster.executor.costs.limits import limits_of
+from loadmaster.executor.costs.traffic import tensors, value_of
 
 
-def limits_of_node(node: fx.Node) -> Limits:
-    """The limits of a node's arguments.
-
-    Raises:
-        NotUnderstoodError: they are not all known.
-    """
-    named = _by_name(node)
-    return limits_of(node.target, {**_defaults(node), **named})
-
-
-def materialize(node: fx.Node, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def materialize(node: fx.Node, device: torch.device) -> tuple[Sequence[Any], dict[str, Any]]:
     """The node's arguments with a real tensor for every fake one: same shape, strides and dtype, on the device.
 
     Their values are such as the operator accepts (:mod:`.limits`).
@@ -32,41 +22,49 @@ def materialize(node: fx.Node, device: torch.device) -> tuple[tuple[Any, ...], d
     Raises:
         NotUnderstoodError: it is not known which it does.
     """
-    limits = limits_of_node(node)
-    made = {name: _real(value, limits.get(name, anything), device) for name, value in _by_name(node).items()}
-    positional = list(made)[: len(node.args)]
-    return tuple(made.pop(name) for name in positional), made
+    args, kwargs = values_of(node)
+    fills = iter(fills_of(node.target, args, kwargs))
+
+    def real(leaf: object) -> object:
+        if isinstance(leaf, torch.device):
+            return device
+        return filled(leaf, next(fills), device) if isinstance(leaf, Tensor) else leaf
+
+    made: tuple[Sequence[Any], dict[str, Any]] = pytree.tree_map(real, (args, kwargs))
+    return made
 
 
-def _by_name(node: fx.Node) -> dict[str, Any]:
-    """The given arguments, positional ones first."""
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    named = dict(zip(names, fx.node.map_arg(node.args, value_of), strict=False))
-    return {**named, **fx.node.map_arg(node.kwargs, value_of)}
+def values_of(node: fx.Node) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The node's arguments, with the values that tracing gave to other nodes."""
+    args, kwargs = fx.node.map_arg((tuple(node.args), dict(node.kwargs)), value_of)
+    return args, kwargs
 
 
-def _defaults(node: fx.Node) -> Mapping[str, Any]:
-    schema = getattr(node.target, "_schema", None)
-    return {} if schema is None else {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Fill]:
+    """What each tensor of a call's arguments is to be filled with, in order.
+
+    Raises:
+        NotUnderstoodError: it is not known.
+    """
+    schema = getattr(target, "_schema", None)
+    declared = [] if schema is None else schema.arguments
+    given = {**dict(zip((a.name for a in declared), args, strict=False)), **kwargs}
+    limits = limits_of(target, {**{a.name: a.default_value for a in declared if a.has_default_value()}, **given})
+    found: list[Fill] = []
+    for name, value in given.items():
+        limit = limits.get(name, anything)
+        of_each = zip(value, limit, strict=True) if isinstance(limit, list) else [(value, limit)]
+        for one, fill in of_each:
+            found += [fill] * len(tensors(one))
+    return found
 
 
-def _real(value: Any, limit: Any, device: torch.device) -> Any:
-    """A value of the same form; a list of limits has one for each of a list of tensors."""
-    if isinstance(limit, list):
-        return [_real(one, of_one, device) for one, of_one in zip(value, limit, strict=True)]
-    return pytree.tree_map(lambda leaf: _real_leaf(leaf, limit, device), value)
-
-
-def _real_leaf(leaf: object, fill: Fill, device: torch.device) -> object:
-    if isinstance(leaf, torch.device):
-        return device
-    if not isinstance(leaf, Tensor):
-        return leaf
-    tensor = torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device=device)
-    if not tensor.numel():
-        return tensor
-    fill(tensor.as_strided(*_without_broadcasts(tensor)), torch.Generator(device).manual_seed(0))
+def filled(like: Tensor, fill: Fill, device: torch.device) -> Tensor:
+    """A tensor of that shape, with those strides and that dtype."""
+    tensor = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=device)
+    if tensor.numel():
+        # Of a broadcast dimension there is one in memory.
+        fill(tensor.as_strided(*_without_broadcasts(tensor)), torch.Generator(device).manual_seed(0))
     return tensor
 
 

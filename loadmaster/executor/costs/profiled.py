@@ -23,7 +23,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.apart import measured_apart
 from loadmaster.executor.costs.kept_times import KeptTimes, OperatorMeasurement, kept_times
 from loadmaster.executor.costs.limits import NotUnderstoodError, is_safe, name_of
-from loadmaster.executor.costs.materialize import limits_of_node, materialize
+from loadmaster.executor.costs.materialize import fills_of, materialize, values_of
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
@@ -122,7 +122,7 @@ class Profiler:
     def _measured_now(self, node: fx.Node) -> OperatorMeasurement | None:
         """Where that is safe; None, and said, where it is not known to be, or fails."""
         try:
-            limits_of_node(node)
+            fills_of(node.target, *values_of(node))
         except NotUnderstoodError as error:
             return self._counted(node, str(error))
         if self._is_run_here(node):
@@ -143,7 +143,7 @@ class Profiler:
         if is_free(node) or operator_key(node) in self._measured:
             return False
         try:
-            limits_of_node(node)
+            fills_of(node.target, *values_of(node))
         except NotUnderstoodError:
             return False
         return not self._is_run_here(node)
@@ -175,7 +175,7 @@ class Profiler:
                 args = pytree.tree_map(_channels_last, args)
             beside_us = 0.0
             if self.compiled and self.device.type == "cuda":
-                args, read_bytes = without_bias(node.target, args)
+                args, read_bytes = without_bias(node.target, tuple(args))
                 beside_us = self.move_us(read_bytes) if read_bytes else 0.0
             with torch.no_grad():
                 workspace = self._workspace(node, target, args, kwargs)

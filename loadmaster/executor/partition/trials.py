@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.limits import NotUnderstoodError
+from loadmaster.executor.costs.materialize import filled, fills_of
 from loadmaster.executor.partition.local import results_of, with_told
 from loadmaster.executor.partition.verify import holds
 from loadmaster.executor.steps.step_graph import is_random
@@ -154,18 +156,27 @@ class _Trial:
         return holds(target, args, kwargs, strategy, told=told, compared=compared)  # type: ignore[arg-type]
 
     def _arguments(self, exactly: bool) -> tuple[list[Any], dict[str, Any]]:
-        extents, target = self.extents[exactly], self.node.target
+        extents = self.extents[exactly]
+        shapes = [[extents[c] for c in letters] for letters in self.formula.inputs]
+        dtypes = [_dtype(operand) for operand in self.given]
         generator = torch.Generator().manual_seed(0)
-        tensors = iter(
+        without_values = [torch.empty(s, dtype=d, device="meta") for s, d in zip(shapes, dtypes, strict=True)]
+        most = _most(self.node.target, *self._with(without_values, exactly))
+        return self._with(
             [
-                _filled([extents[c] for c in letters], operand.node.meta["val"], generator, exactly=exactly)
-                for operand, letters in zip(self.given, self.formula.inputs, strict=True)
-            ]
+                _filled(shape, operand.node.meta["val"], generator, largest, exactly=exactly)
+                for shape, operand, largest in zip(shapes, self.given, most, strict=True)
+            ],
+            exactly,
         )
+
+    def _with(self, tensors: Sequence[Tensor], exactly: bool) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with these tensors."""
+        extents, target, given = self.extents[exactly], self.node.target, iter(tensors)
 
         def placed(leaf: Any) -> Any:
             if isinstance(leaf, fx.Node):
-                return next(tensors) if is_tensor(leaf) else value(leaf)
+                return next(given) if is_tensor(leaf) else value(leaf)
             if isinstance(leaf, torch.dtype) and leaf.is_floating_point and exactly:
                 return _TRIED_IN
             return leaf
@@ -174,13 +185,27 @@ class _Trial:
         return with_told(target, args, self.formula.told_values(extents, self.listed)), kwargs  # type: ignore[arg-type]
 
 
-def _filled(shape: Sequence[int], like: Tensor, generator: torch.Generator, *, exactly: bool) -> Tensor:
-    """Numbers between 0 and 1, for which every function is defined; indices that every tensor has."""
+def _most(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    """For each tensor the largest whole number that a trial gives it: 1, or 0 where the only position is 0."""
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    try:
+        fills = fills_of(target, args, kwargs)
+    except NotUnderstoodError:
+        return [1] * len(given)
+    found = []
+    for tensor, fill in zip(given, fills, strict=True):
+        counts = bool(tensor.numel()) and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+        found.append(min(1, int(filled(tensor, fill, torch.device("cpu")).max())) if counts else 1)
+    return found
+
+
+def _filled(shape: Sequence[int], like: Tensor, generator: torch.Generator, most: int, *, exactly: bool) -> Tensor:
+    """Numbers between 0 and 1, for which every function is defined; whole ones from 0 to ``most``."""
     device = "cpu" if like.is_meta else like.device
     if like.dtype.is_floating_point or like.dtype.is_complex:
         tried = _TRIED_IN if like.dtype.is_floating_point and exactly else like.dtype
         return (0.1 + 0.8 * torch.rand(shape, generator=generator, dtype=_TRIED_IN)).to(device, tried)
-    return torch.randint(0, 2, shape, generator=generator).to(device, like.dtype)
+    return torch.randint(0, most + 1, shape, generator=generator).to(device, like.dtype)
 
 
 def _random(call: Call) -> Admitted:

@@ -113,6 +113,20 @@ def test_what_calls_are_split_along(call: tuple[Any, ...], expected: set[str]) -
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        (aten.nll_loss_forward.default, t(8, 1), torch.zeros(8, dtype=torch.int64), None, 2, -100),
+        (aten.gather.default, t(8, 1), 1, torch.zeros(8, 6, dtype=torch.int64)),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_a_dimension_of_one_has_position_zero_only(call: tuple[Any, ...]) -> None:
+    """Another would end the process on a GPU."""
+    found = admitted(*call)
+    assert not found.reason and found.strategies
+
+
+@pytest.mark.parametrize(
     ("call", "reason"),
     [
         ((aten.histc.default, t(6)), "has no formula"),
