@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,9 @@ def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
     found: list[Fill] = []
     for name, value in given.items():
         limit = limits.get(name, anything)
-        of_each = zip(value, limit, strict=True) if isinstance(limit, list) else [(value, limit)]
+        of_each: Iterable[tuple[Any, Any]] = [(value, limit)]
+        if isinstance(limit, list):
+            of_each = zip(value, limit, strict=True)
         for one, fill in of_each:
             found += [fill] * len(tensors(one))
     return found
