@@ -55,17 +55,28 @@ def is_compute(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether the node draws random numbers: run twice, it gives two results."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+def draws(target: object) -> bool:
+    """Whether an operator may draw random numbers."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def draws_with(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator draws random numbers when it is called so."""
+    if isinstance(target, torch._ops.HigherOrderOperator):  # of an operator that writes to its arguments
+        return any(map(draws, args))
+    if not isinstance(target, torch._ops.OpOverload) or not draws(target):
         return False
     names = [a.name for a in target._schema.arguments]
     if "dropout_p" in names:  # attention carries the tag even where it drops nothing
         at = names.index("dropout_p")
-        chance: Any = node.kwargs.get("dropout_p", node.args[at] if at < len(node.args) else 0.0)
+        chance: Any = kwargs.get("dropout_p", args[at] if at < len(args) else 0.0)
         return bool(chance != 0)
     return True
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws random numbers: run twice, it gives two results."""
+    return node.op == "call_function" and draws_with(node.target, node.args, node.kwargs)
 
 
 def is_mutating(node: fx.Node) -> bool:

@@ -14,10 +14,11 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.compile_fx import compile_fx_inner
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.drawn_once import compile_drawing_once
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.one_graph.attention_masks import lay_out_masks
 from loadmaster.executor.steps.one_graph.causal_masks import MASKS_AS_GIVEN
@@ -173,26 +174,29 @@ def left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     return module
 
 
-def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None) -> Callable[..., torch.Tensor]:
+def compiled_plainly(
+    mode: Mode = "default", before: Before = lambda _half: None, inner: Callable[..., Any] = compile_fx_inner
+) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan, but for attention's masks,
-    and kernels that are launched directly from the second step on.
+    random numbers, each of which is drawn once, and kernels that are launched directly from the second step on.
 
-    Each has a backend of its own. Dynamo compiles what follows a graph break as functions of the model's, and takes
-    what it once compiled for another caller with the same backend: under that one's settings, not under this one's.
+    Each has a backend of its own, with ``inner`` for what compiles its halves. Dynamo compiles what follows a graph
+    break as functions of the model's, and takes what it once compiled for another caller with the same backend: under
+    that one's settings, not under this one's.
     """
 
     patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
     modules: list[ModuleType] = []
 
-    def inner(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+    def half_of_it(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         before("backward" if settings.get("is_backward") else "forward")
         with noting_modules(modules):
-            return compile_fx_inner(module, inputs, **settings)
+            return inner(module, inputs, **settings)
 
     def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
         lay_out_masks(module)
         with noting_modules(modules):  # AOTAutograd's cache has both halves, or compiles the backward graph later
-            return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
+            return compile_drawing_once(module, inputs, half_of_it, patches)
 
     compiled = torch.compile(_own_call(), backend=inductor)
 

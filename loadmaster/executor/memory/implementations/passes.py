@@ -22,6 +22,8 @@ from loadmaster.executor.memory.implementations.draws_first import draw_first
 from loadmaster.executor.memory.implementations.dropout import seed_dropout
 from loadmaster.executor.memory.implementations.joined_slices import join_slices
 from loadmaster.executor.memory.implementations.reduced_losses import reduce_losses
+from loadmaster.executor.steps.drawn_once import EACH_DRAW_ITS_OWN
+from loadmaster.executor.steps.one_graph.patched import patched
 
 PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "clamp_from_output": clamp_from_output,
@@ -59,7 +61,8 @@ def _without_repetitions(graph: fx.Graph) -> fx.Graph:
 
     Autocast, for one, casts what three linear layers read three times.
     """
-    copied = fx_graph_cse(graph)
+    with patched(EACH_DRAW_ITS_OWN):
+        copied = fx_graph_cse(graph)
     copied.output_node().meta = dict(graph.output_node().meta)
     copied.set_codegen(graph._codegen)
     return copied

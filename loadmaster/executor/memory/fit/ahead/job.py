@@ -20,7 +20,7 @@ from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.compile_fx import compile_fx_inner
 from torch._subclasses import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -30,6 +30,7 @@ from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import inductor, lowered_only, report_strides
 from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
+from loadmaster.executor.steps.drawn_once import compile_drawing_once
 from loadmaster.executor.steps.sent_graph import TorchSettings, received
 from loadmaster.executor.steps.tracing import backend_of, left
 from loadmaster.models.memory.plan import MemoryPlan
@@ -83,7 +84,7 @@ class Job:
                 self._compile_planned(self.how, module, inputs)
             else:
                 with functorch_config.patch(activation_memory_budget=self.how):
-                    compile_fx(module, inputs, inner_compile=self._inner)
+                    compile_drawing_once(module, inputs, self._inner)
 
     def _compile_planned(self, plan: MemoryPlan, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         partition = CompiledPlans((plan,), "inductor", self.implementations).partition

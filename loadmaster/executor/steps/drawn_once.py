@@ -1,0 +1,119 @@
+"""Torch.compile's own partition, kept from drawing random numbers a second time.
+
+With ``activation_memory_budget`` below 1 the partition may compute again in the backward pass what the forward pass has
+drawn, seeds most of all: the gradient is then that of another dropout mask (PyTorch issue 190758, in 2.11 to 2.13). At
+0 it keeps nothing but inputs, whatever anybody marks, so that the least budget here is a little more. PyTorch also
+takes two draws alike for one, but for those of a list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._functorch import compile_utils
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.utils.checkpoint import CheckpointPolicy
+
+from loadmaster.executor.steps.one_graph.patched import Change, patched
+from loadmaster.executor.steps.step_graph import draws, is_random
+
+LEAST_BUDGET = 1e-6
+"""Of what a step keeps; nothing a step keeps is so little of it."""
+_RECOMPUTE = "recompute"  # metadata key of the partition
+_BY_USER = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+class _DrawingOperators:
+    """Stands in for PyTorch's list of operators of which no two nodes are one: whatever draws random numbers."""
+
+    def __contains__(self, target: object) -> bool:
+        if not isinstance(target, torch._ops.OpOverloadPacket):
+            return False
+        return any(draws(getattr(target, name)) for name in target.overloads())  # type: ignore[no-untyped-call]
+
+
+EACH_DRAW_ITS_OWN: Change = (compile_utils, "rand_ops", _DrawingOperators())
+
+
+class KeptDraws(CustomGraphPass):
+    """The pass that has the partition keep what is drawn. It runs after those that the user has set.
+
+    Args:
+        before: the user's.
+    """
+
+    def __init__(self, before: Sequence[Callable[[fx.Graph], None]]) -> None:
+        self._before = tuple(before)
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Run the user's passes, then mark what is drawn."""
+        for run in self._before:
+            run(graph)
+        keep_draws(graph)
+
+    def uuid(self) -> Any:
+        """Enters the keys of Inductor's caches; None, which is for no caching, where a pass of the user's has none."""
+        each = [run.uuid() if isinstance(run, CustomGraphPass) else None for run in self._before]
+        return None if not all(each) else (get_hash_for_files((__file__,)), *each)
+
+
+def keep_draws(graph: fx.Graph) -> None:
+    """Mark what a joint graph draws, so that no partition of it draws it again.
+
+    What the user's checkpoints compute again is left to them: PyTorch puts the generator back for those.
+    """
+    for node in list(graph.nodes):
+        if not is_random(node) or node.meta.get(_RECOMPUTE) in _BY_USER:
+            continue
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+        else:
+            for result in [user for user in node.users if user.target is operator.getitem]:
+                _keep_result(graph, result)
+
+
+def _keep_result(graph: fx.Graph, result: fx.Node) -> None:
+    """Of several results each is marked, through a name of its own: PyTorch heeds no mark of a ``getitem``."""
+    if not isinstance(result.meta.get("val"), torch.Tensor):
+        return
+    with graph.inserting_after(result):
+        kept = graph.call_function(torch.ops.aten.detach.default, (result,))
+    kept.meta.update(result.meta)
+    kept.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+    result.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
+
+
+@contextlib.contextmanager
+def drawing_once() -> Iterator[None]:
+    """Inside, a graph with marks may be partitioned: PyTorch heeds them."""
+    budget = functorch_config.activation_memory_budget or LEAST_BUDGET
+    with functorch_config.patch(activation_memory_budget=budget), patched(EACH_DRAW_ITS_OWN):
+        yield
+
+
+def compile_drawing_once(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    inner_compile: Callable[..., Any],
+    patches: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Inductor's ``compile_fx``, under PyTorch's own partition.
+
+    Args:
+        patches: of Inductor's settings.
+    """
+    set_before = inductor_config.joint_custom_post_pass
+    before = set_before if isinstance(set_before, (list, tuple)) else [set_before] if set_before else []
+    settings = {**(patches or {}), "joint_custom_post_pass": KeptDraws(before)}
+    with drawing_once():
+        return cast(
+            Callable[..., Any], compile_fx(module, inputs, inner_compile=inner_compile, config_patches=settings)
+        )
