@@ -71,6 +71,21 @@ class KnobTryRecord:
 
 
 @dataclass(frozen=True)
+class PlainTryRecord:
+    """Plain PyTorch's step, in place of whatever was compiled: that differs from it.
+
+    Attributes:
+        used_bytes, peak_bytes, step_us: as of a plan that was run.
+    """
+
+    budget_bytes: Size
+    used_bytes: Size
+    peak_bytes: Size
+    step_us: _Time
+    kept: bool
+
+
+@dataclass(frozen=True)
 class _FitDocument:
     kind: str
     tries: tuple[TryRecord, ...]
@@ -79,6 +94,7 @@ class _FitDocument:
     problem: Mapping[str, Json] | None = None
     knob_tries: tuple[KnobTryRecord, ...] = ()
     chosen_knob: Index | None = None
+    plain: PlainTryRecord | None = None
 
     __pydantic_config__: ClassVar = READING
 
@@ -95,6 +111,7 @@ class FitRecord:
         knob_tries: every value of torch.compile's knob that was run, in order.
         chosen_knob: which of them the step is, if it is one.
         kind: of the problem.
+        plain: plain PyTorch's step, if the step is that one.
     """
 
     plan: Plan | None
@@ -104,10 +121,13 @@ class FitRecord:
     knob_tries: tuple[KnobTryRecord, ...] = ()
     chosen_knob: int | None = None
     kind: str = "memory"
+    plain: PlainTryRecord | None = None
 
     @property
-    def measured(self) -> TryRecord | KnobTryRecord:
+    def measured(self) -> TryRecord | KnobTryRecord | PlainTryRecord:
         """Of the step."""
+        if self.plain is not None:
+            return self.plain
         if self.chosen_knob is not None:
             return self.knob_tries[self.chosen_knob]
         assert self.chosen is not None, "one of both"
@@ -127,14 +147,16 @@ class FitRecord:
         save_document(path, write_fit(self))
 
     def __repr__(self) -> str:
-        name = "torch.compile" if self.plan is None else self.plan.name
+        name = ("torch.compile" if self.plain is None else "PyTorch") if self.plan is None else self.plan.name
         return one_line(self, name, fit_words(self.measured, len(self.tries) + len(self.knob_tries)))
 
 
-def fit_words(chosen: TryRecord | KnobTryRecord, tries: int) -> list[str]:
+def fit_words(chosen: TryRecord | KnobTryRecord | PlainTryRecord, tries: int) -> list[str]:
     """A fitted step in a few words: what it was to keep, and what it measured."""
+    plain = ["plain PyTorch"] if isinstance(chosen, PlainTryRecord) else []
     knob = [f"activation_memory_budget {chosen.knob:.3g}"] if isinstance(chosen, KnobTryRecord) else []
     return [
+        *plain,
         *knob,
         f"budget {show_bytes(chosen.budget_bytes)}",
         f"measured {show_bytes(chosen.peak_bytes)}",
@@ -155,6 +177,7 @@ def write_fit(record: FitRecord) -> dict[str, Any]:
         problem=problem,
         knob_tries=record.knob_tries,
         chosen_knob=record.chosen_knob,
+        plain=record.plain,
     )
     return write(FIT_SCHEMA, found)
 
@@ -177,11 +200,13 @@ def read_fit(document: Document) -> FitRecord:
             raise InputError("kind", found.kind, f"is not that of its {name}, {part.kind}", "Restore the file.")
     if plan is not None and problem is not None:
         expect_problem(plan.problem_sha256, problem.sha256)
-    if (found.chosen is None) == (found.chosen_knob is None):
-        raise InputError("chosen", found.chosen, "must be one try", "Give chosen or chosen_knob, and not both.")
+    if sum(one is not None for one in (found.chosen, found.chosen_knob, found.plain)) != 1:
+        raise InputError("chosen", found.chosen, "must be one try", "Give one of chosen, chosen_knob and plain.")
     _expect_one_of("chosen", found.chosen, "tries", found.tries)
     _expect_one_of("chosen_knob", found.chosen_knob, "knob_tries", found.knob_tries)
-    return FitRecord(plan, problem, found.tries, found.chosen, found.knob_tries, found.chosen_knob, found.kind)
+    return FitRecord(
+        plan, problem, found.tries, found.chosen, found.knob_tries, found.chosen_knob, found.kind, found.plain
+    )
 
 
 def _expect_one_of(field: str, chosen: int | None, among: str, tries: Sequence[object]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -89,6 +90,18 @@ def _keep_result(graph: fx.Graph, result: fx.Node) -> None:
     kept.meta.update(result.meta)
     kept.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     result.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
+
+
+def warn_of_users_budget() -> None:
+    """Say, if the user has set a budget below 1, what steps compiled under it without this module come to."""
+    budget = functorch_config.activation_memory_budget
+    if budget < 1:
+        warnings.warn(
+            f"torch._functorch.config.activation_memory_budget is {budget:g}: what you compile under it yourself may "
+            "draw dropout masks a second time in its backward pass, and has wrong gradients then (PyTorch issue "
+            "190758). Steps of fit draw each once.",
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager

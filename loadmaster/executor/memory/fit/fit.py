@@ -42,6 +42,7 @@ def fit(
     repeats: int = 5,
     mode: Mode = "default",
     tune_while_training: bool = True,
+    verify: bool = True,
     progress: bool | None = None,
 ) -> Fitted:
     """A training step that keeps a byte budget: measured, not only planned, and no slower than torch.compile's own.
@@ -77,6 +78,10 @@ def fit(
             calls. Each try holds up one call for seconds, and its trial steps may take more than the budget, as all
             do. :meth:`~loadmaster.executor.memory.fit.state.Fitted.finish` tries what is left at once. False: all tries
             are over when this returns; so it is with a mode, among ranks, and on fewer cores.
+        verify: hold the step that is handed out against one step of plain PyTorch: loss, every gradient, every buffer.
+            One that differs by more than its precision explains is not handed out: another one that keeps the budget
+            is, or plain PyTorch's own, whatever it takes. ``report`` names the value and the time of the comparison.
+            The model stays as it is. While it lasts, the device may hold more than the budget.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
             has a line of its own.
 
@@ -110,5 +115,6 @@ def fit(
         time_tolerance=time_tolerance,
         repeats=repeats,
         mode=mode,
+        verify=verify,
     )
     return fitter.fit(planner, budget_bytes, tries, knob_tries, tune_while_training=tune_while_training)

@@ -22,6 +22,7 @@ from loadmaster.executor.memory.capture import CapturedStep, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
+from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.contest import Side, best_of
 from loadmaster.executor.memory.fit.costed import Costed
@@ -29,17 +30,20 @@ from loadmaster.executor.memory.fit.final import time_in_turns
 from loadmaster.executor.memory.fit.in_mode import in_mode
 from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
 from loadmaster.executor.memory.fit.phases import CAPTURING, COSTING, PLANS, Phases
+from loadmaster.executor.memory.fit.plain_step import PlainStep, PlainTrial
 from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
-from loadmaster.executor.memory.fit.setting import AnyStep, Setting
+from loadmaster.executor.memory.fit.setting import Setting
 from loadmaster.executor.memory.fit.state import Candidate, Fitted
 from loadmaster.executor.memory.fit.trials import Correction, Trial
 from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
 from loadmaster.executor.memory.fit.tuning import Tuning
-from loadmaster.executor.memory.fit.words import MORE, refusal, report
+from loadmaster.executor.memory.fit.verify import Verifier
+from loadmaster.executor.memory.fit.words import MORE, plain_report, refusal, report
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.backends import expect_backend
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
+from loadmaster.executor.steps.drawn_once import warn_of_users_budget
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError
 from loadmaster.executor.steps.resident import device_of, gradient_bytes, own_bytes
 from loadmaster.executor.steps.step import Loss, Step
@@ -82,6 +86,7 @@ class Fitter:
         time_tolerance: float = 0.05,
         repeats: int = 5,
         mode: Mode = "default",
+        verify: bool = True,
         on_try: Callable[[Trial], None] | None = None,
         on_knob: Callable[[KnobTrial], None] | None = None,
     ) -> None:
@@ -91,6 +96,7 @@ class Fitter:
         if fragmentation_reserve_bytes is not None:
             fragmentation_reserve_bytes = bytes_of(fragmentation_reserve_bytes, "fragmentation_reserve_bytes")
         expect_backend(options.backend)
+        warn_of_users_budget()
         expect_mode(mode)
         if mode != "default" and options.gradients_held:
             remedy = "Drop gradients after each step, or take the default mode."
@@ -98,6 +104,7 @@ class Fitter:
         step = Step(own_module(model), loss)
         step.expect_call(step.batch(batch_of(batch)))
         self.on_try, self.on_knob = on_try, on_knob
+        phases = Phases()
         self.setting = Setting(
             model,
             batch_of(batch),
@@ -108,9 +115,10 @@ class Fitter:
             time_tolerance,
             repeats,
             mode,
-            Phases(),
+            phases,
             Beside(),
             Ahead(wanted=options.backend == "inductor"),
+            Verifier(model, batch_of(batch), loss, phases) if verify else None,
         )
         self._tuning: Tuning | None = None
         self._path = on_disk.path_of(self.setting)
@@ -220,6 +228,10 @@ class Fitter:
                 time_in_turns(self.setting, planned, knob)
             winner = best_of(sides)
             self._keep(budget_bytes, knob, taken=is_final and winner is knob)
+            if self.setting.verifier is not None:
+                self.setting.verifier.forget()  # parameters may move on
+            if winner is None and (knob.differs or (planned is not None and planned.differs)):
+                return self._plain_fitted(planned, knob)
             if winner is None:
                 raise refusal(why_no_plan if planned is None else planned.error(), knob)
             said = report(planned, knob, why_no_plan)
@@ -230,14 +242,14 @@ class Fitter:
         self._tuning = Tuning(self.setting, sides, work, conclude)
         return self._tuning.begin() if goes_on_later else self._tuning.finish()
 
-    def profiled(self, step: AnyStep | TunedStep) -> Timeline:
+    def profiled(self, step: AnyStep | PlainStep | TunedStep) -> Timeline:
         """The timeline of one more step."""
         setting, step = self.setting, running(step)
         is_planned = isinstance(step, PlannedStep)
         held_bytes = self.captured.resident_bytes if is_planned else own_bytes(setting.model, setting.batch)
         return self.alone(step, lambda run: record(run, setting.device, held_bytes))
 
-    def alone(self, step: AnyStep | TunedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
+    def alone(self, step: AnyStep | PlainStep | TunedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
         return self.setting.alone(running(step), look)
 
@@ -321,6 +333,17 @@ class Fitter:
         said = " ".join(filter(None, (said, more, phases.words())))
         chosen, seconds = planned.chosen, dict(phases.seconds)
         return Fitted(step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
+
+    def _plain_fitted(self, planned: PlannedSide | None, knob: KnobSide) -> Fitted:
+        """Plain PyTorch's step, since whatever was compiled differs from it."""
+        setting, trials = self.setting, () if planned is None else planned.state.trials
+        step = PlainStep(setting.model, setting.loss)
+        measured = setting.run_plain(step, knob.budget_bytes)
+        plain = PlainTrial(knob.budget_bytes, setting.used_bytes(measured), measured)
+        said = plain_report(planned, knob, plain)
+        logger.warning("%s", said)
+        said, seconds = f"{said} {setting.phases.words()}", dict(setting.phases.seconds)
+        return Fitted(step, None, None, trials, None, tuple(knob.tries), None, said, seconds, plain=plain)
 
     def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
         """What the plan measured, with the curve of one more step; None where the profiler broke, and the log has why.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 
+from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS
-from loadmaster.executor.memory.fit.setting import AnyStep, Setting
+from loadmaster.executor.memory.fit.setting import Setting
 from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.models.units import show_bytes, show_cost
 
@@ -34,6 +35,8 @@ def in_mode(setting: Setting, step: AnyStep, budget_bytes: int) -> tuple[AnyStep
     used_bytes = setting.used_bytes(measured)
     if used_bytes > budget_bytes:
         return step, f"In mode {mode} it took {show_bytes(used_bytes)}, and runs without."
+    if (differs := setting.compared(again).differs) is not None:
+        return step, f"In mode {mode} {differs}, and it runs without."
     of = "These times are of kernels alone. " if setting.counts_kernels else ""
     at = f"{show_bytes(used_bytes)}, {show_bytes(measured.reserved_bytes)} reserved"
     return again, f"{of}In mode {mode} it measured {show_cost(measured.step_us, 'us')} at {at}."

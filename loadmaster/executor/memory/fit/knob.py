@@ -11,6 +11,7 @@ from loadmaster.executor.memory.fit.contest import Offer
 from loadmaster.executor.memory.fit.knob_search import NOISE, Probe, at_least_us, expected_us, next_knob
 from loadmaster.executor.memory.fit.phases import KNOB
 from loadmaster.executor.memory.fit.setting import Setting
+from loadmaster.executor.memory.fit.values import Comparison, Difference
 from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.fit_record import KnobTryRecord
@@ -109,6 +110,11 @@ class KnobSide:
         """Why torch.compile could not run the step."""
         self.step: KnobStep | None = None
         """Of the try that is chosen."""
+        self.compared = Comparison("")
+        """That step held against plain PyTorch's."""
+        self.differs: Difference | None = None
+        """Why a try that kept the budget is not taken, and no other knob is tried: it is not plain PyTorch's step."""
+        self._refused: set[int] = set()
         self.final_us: float | None = None
         """Its time, if it was timed again."""
 
@@ -121,7 +127,7 @@ class KnobSide:
     @property
     def chosen(self) -> int | None:
         """Which of the tries is the fastest that kept the budget."""
-        kept = [i for i, t in enumerate(self.tries) if t.kept]
+        kept = [i for i, t in enumerate(self.tries) if t.kept and i not in self._refused]
         return min(kept, key=lambda i: self.tries[i].measured.step_us, default=None)
 
     @property
@@ -144,7 +150,7 @@ class KnobSide:
         """What to try next: a knob that has kept the budget before, or the next of the search. While it is compiled
         ahead, another side's step is compiled here.
         """
-        if self.failed is not None or len(self.tries) >= self.most or self.is_hopeless():
+        if self.failed is not None or self.differs is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None
         before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
         knob = next_knob(self.probes, self.budget_bytes, self.share, only_hope=self.only_hope)
@@ -173,10 +179,18 @@ class KnobSide:
         tried = KnobTrial(self.budget_bytes, knob, self.setting.used_bytes(measured), measured)
         self.tries.append(tried)
         if self.chosen == len(self.tries) - 1:
-            self.step = step
+            self._compare(step)
         logger.info("%s", describe_knob(tried))
         if self.on_try is not None:
             self.on_try(tried)
+
+    def _compare(self, step: KnobStep) -> None:
+        compared = self.setting.compared(step)
+        if compared.differs is None:
+            self.step, self.compared = step, compared
+        else:
+            self.differs = compared.differs
+            self._refused.add(len(self.tries) - 1)
 
     def _is_ready(self, knob: float) -> bool:
         self.setting.ahead.knob(knob)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 CAPTURING, COSTING, PLANNING = "capturing", "adding up costs", "planning"
 PLANS, KNOB = "plans", "torch.compile's own partition"
+CHECKING = "comparing with plain PyTorch"
 
 SAID_FROM_S = 0.05
 

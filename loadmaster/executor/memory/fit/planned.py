@@ -34,6 +34,7 @@ from loadmaster.executor.memory.fit.trials import (
     infeasible,
     launches_bind,
 )
+from loadmaster.executor.memory.fit.values import Comparison, Difference
 from loadmaster.executor.steps.timeline import record
 from loadmaster.models.memory.checker import Check, check_plan
 from loadmaster.models.memory.plan import MemoryPlan
@@ -83,6 +84,11 @@ class PlannedSide:
         self.state = State(budget_bytes, self._first(budget_bytes))
         self.failed: Exception | None = None
         """Why no plan could be run, or no other one."""
+        self.compared = Comparison("")
+        """The step of the plan that is chosen, held against plain PyTorch's."""
+        self.differs: Difference | None = None
+        """Why a plan that kept the budget is not taken, and no other one is tried: it is not plain PyTorch's step."""
+        self._refused: set[int] = set()
         self.final_us: float | None = None
         """The time of the plan that is chosen, if it was timed again."""
         self._next: Proposal | None = None
@@ -93,7 +99,7 @@ class PlannedSide:
     @property
     def chosen(self) -> int | None:
         """Which of the trials is the fastest that kept the budget; the later of two alike."""
-        kept = [i for i, t in enumerate(self.state.trials) if t.kept]
+        kept = [i for i, t in enumerate(self.state.trials) if t.kept and i not in self._refused]
         return min(kept, key=lambda i: (self.state.trials[i].measured.step_us, -i), default=None)
 
     @property
@@ -167,6 +173,13 @@ class PlannedSide:
             _let_go(error)
             self.failed, self._done = error, True
             return
+        if is_new and self.chosen == len(self.state.trials) - 1:
+            compared = self.setting.compared(self.state.candidates[-1].step)
+            if compared.differs is not None:
+                self.differs, self._done = compared.differs, True
+                self._refused.add(len(self.state.trials) - 1)
+                return
+            self.compared = compared
         latest, corrected = self.state.trials[-1], self._corrected(self.state, proposal.verdict)
         may_gain = _may_gain(proposal, latest.correction, corrected.correction) or _is_idle(latest, proposal.verdict)
         may_gain = may_gain or (self.soon and len(self.state.trials) == 1 and _ran_out_of_time(proposal.plan))

@@ -13,9 +13,13 @@ from torch import nn
 from loadmaster import live_line
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
+from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.beside import Beside
-from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
+from loadmaster.executor.memory.fit.phases import CHECKING, Phases, compiling, timing
+from loadmaster.executor.memory.fit.plain_step import PlainStep
 from loadmaster.executor.memory.fit.trial_run import WARM_UP, ran_out, run_trial, runner
+from loadmaster.executor.memory.fit.values import Comparison
+from loadmaster.executor.memory.fit.verify import Verifier
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.knob_step import KnobStep
@@ -28,7 +32,6 @@ from loadmaster.executor.steps.unchanged import unchanged
 from loadmaster.executor.steps.wrappers import is_among_ranks
 from loadmaster.models.memory.plan import MemoryPlan
 
-AnyStep = PlannedStep | KnobStep
 Found = TypeVar("Found")
 
 
@@ -45,6 +48,7 @@ class Setting:
         phases: what its time is spent on.
         beside: what goes on beside the trials' compilations.
         ahead: what is compiled before it is asked for.
+        verifier: holds steps against plain PyTorch's; None: nothing does.
     """
 
     model: nn.Module
@@ -59,6 +63,7 @@ class Setting:
     phases: Phases
     beside: Beside
     ahead: Ahead
+    verifier: Verifier | None
 
     @property
     def reserve_bytes(self) -> int:
@@ -129,6 +134,28 @@ class Setting:
                 measured = replace(measured, step_us=self._kernels_us(step))
         return measured or ran_out(self.device, budget_bytes)
 
+    def run_plain(self, step: PlainStep, budget_bytes: int) -> Measurement:
+        """Measure plain PyTorch's step. One that takes more than the device has ran out."""
+        measured = None
+        with contextlib.suppress(torch.OutOfMemoryError), self.ahead.standing_still(), self.phases.during(CHECKING):
+            measured = run_trial(
+                step,
+                step.step,
+                self.batch,
+                optimizer=self.options.optimizer,
+                gradients_held=self.options.gradients_held,
+                repeats=self.repeats,
+            )
+        return measured or ran_out(self.device, budget_bytes)
+
+    def compared(self, step: AnyStep) -> Comparison:
+        """A step that was run before, held against one of plain PyTorch, if that is wanted."""
+        if self.verifier is None:
+            return Comparison("")
+        with live_line.line(self.options.progress) as line, self.ahead.standing_still():
+            line.show("comparing the step with plain PyTorch's", begins=True)
+            return self.verifier.compared(step)
+
     @property
     def counts_kernels(self) -> bool:
         """Whether the launches of a trial's kernels say nothing of the step that the user gets."""
@@ -148,7 +175,7 @@ class Setting:
         """Times of a few steps of one that is compiled."""
         return self.alone(step, lambda run: times_us(run, self.device, self.repeats))
 
-    def alone(self, step: AnyStep, look: Callable[[Callable[[], None]], Found]) -> Found:
+    def alone(self, step: AnyStep | PlainStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
         with unchanged(step.step, self.batch):
             run = runner(step, step.step, self.batch, gradients_held=self.options.gradients_held)

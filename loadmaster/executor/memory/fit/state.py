@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 
+from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.knob import KnobTrial
-from loadmaster.executor.memory.fit.setting import AnyStep
+from loadmaster.executor.memory.fit.plain_step import PlainStep, PlainTrial
 from loadmaster.executor.memory.fit.trials import Correction, Trial, recorded
 from loadmaster.executor.memory.fit.tuned_step import TunedStep
 from loadmaster.executor.memory.run.apply import PlannedStep
@@ -40,9 +41,10 @@ class Fitted:
         seconds: what each part took.
         measurement: what the plan measured when it ran, with the allocated bytes over one step; None where no plan
             runs, where the device had no room for a profiled step, and as long as tries go on.
+        plain: what plain PyTorch's step measured, where ``step`` is that one: what was compiled differs from it.
     """
 
-    step: AnyStep | TunedStep
+    step: AnyStep | PlainStep | TunedStep
     plan: MemoryPlan | None
     problem: MemoryProblem | None
     tries: tuple[Trial, ...]
@@ -52,6 +54,7 @@ class Fitted:
     report: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     measurement: MemoryMeasurement | None = None
+    plain: PlainTrial | None = None
 
     @property
     def is_final(self) -> bool:
@@ -71,6 +74,8 @@ class Fitted:
     @property
     def measured(self) -> Measurement:
         """Of the step."""
+        if self.plain is not None:
+            return self.plain.measured
         if self.chosen_knob is not None:
             return self.knob_tries[self.chosen_knob].measured
         assert self.chosen is not None, "one of both"
@@ -85,7 +90,8 @@ class Fitted:
     def record(self) -> FitRecord:
         """All of it but the step itself: what can be written down."""
         tries, knob_tries = tuple(map(recorded, self.tries)), tuple(t.record for t in self.knob_tries)
-        return FitRecord(self.plan, self.problem, tries, self.chosen, knob_tries, self.chosen_knob)
+        plain = None if self.plain is None else self.plain.record
+        return FitRecord(self.plan, self.problem, tries, self.chosen, knob_tries, self.chosen_knob, plain=plain)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to a file: plan, corrected problem and every try; ``loadmaster.load_fit(path)`` reads it

@@ -13,7 +13,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from loadmaster.executor.memory.fit.setting import AnyStep
+from loadmaster.executor.memory.fit.any_step import AnyStep
+from loadmaster.executor.memory.fit.plain_step import PlainStep
 
 
 class Tries(Protocol):
@@ -24,11 +25,11 @@ class Tries(Protocol):
         """Whether nothing is."""
         ...
 
-    def go_on(self) -> AnyStep | None:
+    def go_on(self) -> AnyStep | PlainStep | None:
         """Try what is ready; then the step to run from now on, None: the one that runs."""
         ...
 
-    def finish(self) -> AnyStep:
+    def finish(self) -> AnyStep | PlainStep:
         """Try all that is left; then the step to run."""
         ...
 
@@ -44,14 +45,14 @@ class TunedStep(nn.Module):
         tries: what is left to try.
     """
 
-    def __init__(self, now: AnyStep, tries: Tries) -> None:
+    def __init__(self, now: AnyStep | PlainStep, tries: Tries) -> None:
         super().__init__()
         self.step = now.step  # of the user's model and loss, whichever step runs them
         self._now = (now,)  # in a tuple, which hides it: its parameters are the model's
         self._tries: Tries | None = tries
 
     @property
-    def now(self) -> AnyStep:
+    def now(self) -> AnyStep | PlainStep:
         """What it runs."""
         return self._now[0]
 
@@ -72,15 +73,15 @@ class TunedStep(nn.Module):
     def __repr__(self) -> str:
         return f"<TunedStep that runs {self.now!r}>"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AnyStep:
+    def __deepcopy__(self, memo: dict[int, Any]) -> AnyStep | PlainStep:
         """What it runs now, on a copy of the model."""
         return copy.deepcopy(self.now, memo)
 
-    def _run_from_now_on(self, step: AnyStep, tries: Tries) -> None:
+    def _run_from_now_on(self, step: AnyStep | PlainStep, tries: Tries) -> None:
         self._now = (step,)
         self._tries = None if tries.is_over else tries  # they hold all that was tried
 
 
-def running(step: AnyStep | TunedStep) -> AnyStep:
+def running(step: AnyStep | PlainStep | TunedStep) -> AnyStep | PlainStep:
     """The step itself, or what it runs now."""
     return step.now if isinstance(step, TunedStep) else step

@@ -18,9 +18,11 @@ from typing import Protocol
 import torch
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.contest import Side, best_of, contest, next_try
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS, compiling
-from loadmaster.executor.memory.fit.setting import AnyStep, Setting
+from loadmaster.executor.memory.fit.plain_step import PlainStep
+from loadmaster.executor.memory.fit.setting import Setting
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
 from loadmaster.executor.memory.fit.words import MORE
@@ -109,7 +111,7 @@ class LateTries:
         """Whether nothing is left to try."""
         return self.fitted.is_final
 
-    def go_on(self) -> AnyStep | None:
+    def go_on(self) -> AnyStep | PlainStep | None:
         """Between two steps: one try, if one is ready; then the step to run. None: the one that runs.
 
         Whatever a try raises ends the tries, and not the training.
@@ -137,7 +139,7 @@ class LateTries:
             logger.warning("no further tries: %s", tuning.ended)
             return self._stay()
 
-    def finish(self) -> AnyStep:
+    def finish(self) -> AnyStep | PlainStep:
         """Try all that is left; then the step to run.
 
         Raises:
@@ -166,11 +168,11 @@ class LateTries:
         next_s = max((each_s.get(compiling(side), 0.0) for side in (PLANS, KNOB)), default=0.0)
         return self._held_s + next_s <= MOST_SHARE * (time.perf_counter() - self._began)
 
-    def _stay(self) -> AnyStep:
+    def _stay(self) -> AnyStep | PlainStep:
         self.fitted.report = self.fitted.report.replace(MORE, f"No further tries: {self.tuning.ended}.")
         return self._become(self.fitted, is_final=True)
 
-    def _become(self, found: Fitted, *, is_final: bool) -> AnyStep:
+    def _become(self, found: Fitted, *, is_final: bool) -> AnyStep | PlainStep:
         step = running(found.step)
         vars(self.fitted).update(vars(found) | {"step": step if is_final else self.fitted.step})
         if is_final:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadmaster.errors import BudgetError, InputError, LoadmasterError
 from loadmaster.executor.memory.fit.knob import KnobSide
+from loadmaster.executor.memory.fit.plain_step import PlainTrial
 from loadmaster.executor.memory.fit.planned import PlannedSide
 from loadmaster.models.units import show_bytes, show_cost
 
@@ -23,7 +24,18 @@ def report(planned: PlannedSide | None, knob: KnobSide | None, why_no_plan: Exce
     plans, own = _plans(planned, why_no_plan), _own(knob)
     taken = own if knob_us is not None and (plan_us is None or knob_us < plan_us) else plans
     other = plans if taken is own else own
-    return " ".join(filter(None, (f"{taken}: it is taken.", other and f"{other}.", _in_turns(planned, knob))))
+    side = knob if taken is own else planned
+    compared = "" if side is None else side.compared.said
+    words = (f"{taken}: it is taken.", other and f"{other}.", _in_turns(planned, knob), compared)
+    return " ".join(filter(None, words))
+
+
+def plain_report(planned: PlannedSide | None, knob: KnobSide, plain: PlainTrial) -> str:
+    """Why plain PyTorch's step is taken, and what it measured."""
+    differ = [f"{said}." for said in (_plans(planned, None), _own(knob)) if said]
+    measured = f"{show_cost(plain.measured.step_us, 'us')} at {show_bytes(plain.used_bytes)}"
+    over = "" if plain.kept else f", more than the budget of {show_bytes(plain.budget_bytes)}"
+    return " ".join([f"Plain PyTorch's step is taken, which measured {measured}{over}:", *differ])
 
 
 def _in_turns(planned: PlannedSide | None, knob: KnobSide | None) -> str:
@@ -53,6 +65,8 @@ def _own(knob: KnobSide | None) -> str:
         best = knob.tries[knob.chosen]
         measured = f"{show_cost(best.measured.step_us, 'us')} at {show_bytes(best.used_bytes)}"
         return f"{_NAME}, activation_memory_budget {best.knob:.3g}, measured {measured}"
+    if knob.differs is not None:
+        return f"Of {_NAME}, activation_memory_budget {knob.tries[-1].knob:.3g}, {knob.differs}"
     if knob.failed is not None:
         return f"{_NAME} could not be run: {knob.failed}"
     least = min(knob.probes, key=lambda p: (p.ran_out, p.used_bytes))
@@ -68,6 +82,8 @@ def _plans(planned: PlannedSide | None, why: Exception | None) -> str:
     if planned is not None and planned.chosen is not None:
         best = planned.state.trials[planned.chosen]
         return f"The plan measured {show_cost(best.measured.step_us, 'us')} at {show_bytes(best.used_bytes)}"
+    if planned is not None and planned.differs is not None:
+        return f"Under the plan {planned.differs}"
     if planned is not None and planned.waiting_us is not None and not planned.state.trials:
         return f"The plan would take {show_cost(planned.waiting_us, 'us')} and was not run"
     error = why or (None if planned is None else planned.error())

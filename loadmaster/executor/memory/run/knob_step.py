@@ -7,6 +7,7 @@ that each call sets it for as long as the call takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,6 +59,10 @@ class KnobStep(nn.Module):
         batch = self.step.batch(Batch(args, kwargs))
         with config.patch(activation_memory_budget=self.knob):
             return self._call(self.step, *batch.args, **batch.kwargs)
+
+    def run_by(self, call: Callable[..., torch.Tensor]) -> None:
+        """Run by this call from now on, instead of what :func:`compiled_plainly` gives for the mode."""
+        self._call = call
 
     def __repr__(self) -> str:
         return f"<KnobStep of {type(self.step.model).__name__}: activation_memory_budget {self.knob:.3g}>"

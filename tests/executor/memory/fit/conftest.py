@@ -9,7 +9,7 @@ from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
-from tests.executor.memory.fit.fakes import FakeRuns, Told
+from tests.executor.memory.fit.fakes import FakeRuns, Told, fake_trials
 from tests.executor.memory.hand_planner import keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
 
@@ -42,6 +42,6 @@ def helpers(monkeypatch):
 @pytest.fixture
 def runs(monkeypatch, problem):
     fake = FakeRuns(problem)
-    monkeypatch.setattr(setting, "run_trial", fake)
+    fake_trials(monkeypatch, fake)
     monkeypatch.setattr(setting.Setting, "times_us", lambda _self, step: fake.times_us(step))
     return fake

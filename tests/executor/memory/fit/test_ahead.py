@@ -19,7 +19,6 @@ from torch.nn import functional
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.ahead.helper import Helper
@@ -28,6 +27,7 @@ from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
+from tests.executor.memory.fit.fakes import fake_trials
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
 from tests.executor.memory.schedules import plan as plan_of
@@ -296,7 +296,7 @@ def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch)
         used_bytes = 2 * budget if isinstance(step, KnobStep) else budget // 2
         return Measurement(used_bytes, 0, 100.0, used_bytes, used_bytes)
 
-    monkeypatch.setattr(setting, "run_trial", run_trial)
+    fake_trials(monkeypatch, run_trial)
     monkeypatch.setattr(Ahead, "wait", lambda self, how, half: asked.append((how, half)))
     fitter = Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu")), repeats=1)
     fitted = fitter.fit(HandPlanner(), budget, tries=1, knob_tries=1)

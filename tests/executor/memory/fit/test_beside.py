@@ -12,13 +12,14 @@ from loadmaster.cancelling import cancelled_by, is_cancelled
 from loadmaster.errors import BudgetError, CancelledError, InputError
 from loadmaster.executor import KnobStep
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.fit import beside, phases, setting
+from loadmaster.executor.memory.fit import beside, phases
 from loadmaster.executor.memory.fit.beside import Beside, Work
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.presets import chain
+from tests.executor.memory.fit.fakes import fake_trials
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
 
@@ -129,7 +130,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch, problem, budget):
     fake = Runs(problem, budget, 60.0)
-    monkeypatch.setattr(setting, "run_trial", fake)
+    fake_trials(monkeypatch, fake)
     return fake
 
 
@@ -202,7 +203,7 @@ def test_an_interrupt_ends_both(runs, budget, monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(setting, "run_trial", interrupted)
+    fake_trials(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
         fitter().fit(planned, budget)
     assert ended.wait(LONG_S)

@@ -13,7 +13,7 @@ import torch
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.fit import planned, setting
+from loadmaster.executor.memory.fit import planned
 from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
@@ -22,6 +22,7 @@ from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
+from tests.executor.memory.fit.fakes import fake_trials
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import convnet_case, transformer_case
 from tests.executor.worlds import join_alone
@@ -64,7 +65,7 @@ def faked(monkeypatch, problem):
 
     def run(budget_bytes, planner, tries=3, fragmentation_reserve_bytes=0, **fake):
         trial = FakeTrial(problem, **fake)
-        monkeypatch.setattr(setting, "run_trial", trial)
+        fake_trials(monkeypatch, trial)
         fitted = fit(
             *convnet(),
             budget_bytes=budget_bytes,
@@ -110,7 +111,7 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
     budget = halfway(problem) + reserve
     hidden = round(share * budget)
     trial = FakeTrial(problem, hidden_bytes=hidden)
-    monkeypatch.setattr(setting, "run_trial", trial)
+    fake_trials(monkeypatch, trial)
     fitter = Fitter(
         *convnet(),
         CaptureOptions(costs=roofline("cpu"), backend="eager"),
@@ -129,7 +130,7 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
 def test_times_that_are_off_are_planned_again_where_that_may_gain(problem, monkeypatch):
     """Factors alike rank no plan anew, but the next fit knows them; unlike ones do, of a plan that recomputes much."""
     trial = FakeTrial(problem, slower=1.5)
-    monkeypatch.setattr(setting, "run_trial", trial)
+    fake_trials(monkeypatch, trial)
     fitter = Fitter(*convnet(), CaptureOptions(costs=roofline("cpu"), backend="eager"))
     planner, budget = HandPlanner(step=1), halfway(problem)
     assert [round(t.time_error, 6) for t in fitter.fit(planner, budget).tries] == [0.5]

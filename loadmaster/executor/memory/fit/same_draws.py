@@ -1,0 +1,247 @@
+"""Random operators that draw the same wherever they run: what they give depends on operator, shape and arguments alone.
+
+Plain PyTorch, a traced step before and after Inductor's decompositions, and our own operators with seeds draw the same
+dropout mask in different ways. Uniform numbers come from the generator of :mod:`~loadmaster.executor.memory
+.implementations.dropout` under one seed, so that all of them agree: an element is kept where its number is above p.
+What has no form of its own here runs under that seed of the device's own generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp.decompositions_for_rng import extra_random_decomps
+from torch._inductor import inductor_prims
+from torch._prims import rng_prims
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from loadmaster.executor.memory.implementations.attention import draw_seed
+from loadmaster.executor.memory.implementations.chunks import chunks
+from loadmaster.executor.memory.implementations.dropout import SEED_LIMIT, mixed
+from loadmaster.executor.steps.step_graph import draws, draws_with, tensors
+
+SEED = 20231
+_BITS = 9  # of a 32-bit word that a float32 between 0 and 1 has no room for
+_STEPS = 1 << 32 - _BITS
+
+aten = torch.ops.aten
+Own = Callable[..., Any]
+
+
+def uniform(size: Sequence[int], seed: int, device: torch.device) -> Tensor:
+    """Numbers between 0 and 1, neither included, in row-major order: float32."""
+    result = torch.empty(tuple(size), device=device)
+    flat = result.view(-1)
+    seeds = torch.tensor(seed, device=device)
+    for part in chunks(flat.numel()):
+        numbers = torch.arange(part.start + 1, part.stop + 1, device=device)
+        flat[part] = ((mixed(numbers, seeds) >> _BITS) + 0.5) / _STEPS
+    return result
+
+
+class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, random operators draw the same as in any other place, under the same seed.
+
+    Attributes:
+        drawn: names of the operators that drew.
+        seeded: of those that ran under a seed of the device's generator: another operator's draws are others.
+        coarsest: the least precise type of what was computed.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seed: int = SEED) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seed = seed
+        self.drawn: set[str] = set()
+        self.seeded: set[str] = set()
+        self.coarsest: torch.dtype | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, or draw in its place."""
+        kwargs = dict(kwargs or {})
+        if func in _WITH_STATE:  # of what the user's checkpoints compute again
+            with self:
+                return _WITH_STATE[func](*args, **kwargs)
+        own = _OWN.get(getattr(func, "overloadpacket", None))
+        if draws_with(func, args, kwargs):
+            self.drawn.add(_name(func, args))
+            result = self._drawn(func, own, args, kwargs)
+        elif own is not None:  # from a seed
+            result = own(self, func, *args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        for tensor in tensors(result):
+            self._note(tensor.dtype)
+        return result
+
+    def uniform(self, size: Sequence[int], device: Any, seed: int | None = None) -> Tensor:
+        """Numbers between 0 and 1."""
+        return uniform(size, self.seed if seed is None else seed, torch.device(device or "cpu"))
+
+    def normal(self, size: Sequence[int], device: Any, seed: int | None = None) -> Tensor:
+        """Normally distributed ones."""
+        numbers: Tensor = torch.special.ndtri(self.uniform(size, device, seed))
+        return numbers
+
+    def _drawn(self, func: Any, own: Own | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        kwargs.pop("generator", None)
+        if own is not None:
+            return own(self, func, *args, **kwargs)
+        inductors = extra_random_decomps.get(func)
+        if inductors is not None:
+            with self:
+                result = inductors(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        self.seeded.add(_name(func, args))
+        devices = {t.device for t in tensors([*args, *kwargs.values()])} | {torch.device(kwargs.get("device") or "cpu")}
+        with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]):
+            torch.manual_seed(self.seed)
+            return func(*args, **kwargs)
+
+    def _note(self, dtype: torch.dtype) -> None:
+        # Types of a byte are storage, and their values are scaled.
+        if not dtype.is_floating_point or dtype.itemsize == 1:
+            return
+        if self.coarsest is None or torch.finfo(dtype).eps > torch.finfo(self.coarsest).eps:
+            self.coarsest = dtype
+
+
+def _name(func: Any, args: Sequence[Any]) -> str:
+    """Of an operator, the same in place and as a function."""
+    operator = next(filter(draws, args)) if isinstance(func, torch._ops.HigherOrderOperator) else func
+    name: str = operator._schema.name.removeprefix("aten::")
+    return name.removesuffix("_functional").removesuffix("_")
+
+
+def _dropout(mode: SameDraws, _func: Any, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = mode.uniform(x.shape, x.device) > p
+    return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _bernoulli(mode: SameDraws, func: Any, x: Tensor, p: Any = 0.5) -> Tensor:
+    """Zeros and ones. On a CPU dropout draws with the chance of what is kept."""
+    numbers = mode.uniform(x.shape, x.device)
+    if func._overloadname == "default":
+        kept = numbers < x
+    elif isinstance(p, (int, float)) and x.device.type == "cpu":
+        kept = numbers > 1 - p
+    else:
+        kept = numbers < p
+    return x.copy_(kept) if func._schema.is_mutable else kept.to(x.dtype)
+
+
+def _rand(mode: SameDraws, func: Any, size: Sequence[int], *_names: Any, **kwargs: Any) -> Tensor:
+    draw = mode.normal if "randn" in func._schema.name else mode.uniform
+    return draw(size, kwargs.get("device")).to(kwargs.get("dtype") or torch.get_default_dtype())
+
+
+def _rand_like(mode: SameDraws, func: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    draw = mode.normal if "randn" in func._schema.name else mode.uniform
+    return torch.empty_like(x, **kwargs).copy_(draw(x.shape, kwargs.get("device") or x.device))
+
+
+def _uniform(mode: SameDraws, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    numbers = (mode.uniform(x.shape, x.device) * (high - low) + low).to(x.dtype)
+    return x.copy_(numbers) if func._schema.is_mutable else numbers
+
+
+def _normal_like(mode: SameDraws, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    numbers = (mode.normal(x.shape, x.device) * std + mean).to(x.dtype)
+    return x.copy_(numbers) if func._schema.is_mutable else numbers
+
+
+def _randint(mode: SameDraws, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    *bounds, size = args
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    if high == SEED_LIMIT:  # the seed of an operator that draws from it
+        numbers = torch.full(tuple(size), mode.seed, device=kwargs.get("device"))
+    else:
+        numbers = _between(mode.uniform(size, kwargs.get("device")), low, high)
+    return numbers.to(kwargs.get("dtype") or torch.int64)
+
+
+def _randint_like(mode: SameDraws, func: Any, x: Tensor, *bounds: int, **kwargs: Any) -> Tensor:
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    return torch.empty_like(x, **kwargs).copy_(_between(mode.uniform(x.shape, x.device), low, high))
+
+
+def _between(numbers: Tensor, low: int, high: int) -> Tensor:
+    return (numbers.double() * (high - low)).long() + low
+
+
+def _seeds(mode: SameDraws, _func: Any, count: int, device: Any) -> Tensor:
+    return torch.full((count,), mode.seed, device=device)
+
+
+def _seed(mode: SameDraws, _func: Any, device: Any) -> Tensor:
+    return torch.tensor(mode.seed, device=device)
+
+
+def _draw_seed(mode: SameDraws, _func: Any, _reader: Tensor) -> Tensor:
+    return torch.tensor(mode.seed)
+
+
+def _random_of(mode: SameDraws, _func: Any, size: Sequence[int], seed: Tensor, kind: str, **_: Any) -> Tensor:
+    draw = mode.normal if kind == "randn" else mode.uniform
+    return draw(size, seed.device, int(seed))
+
+
+def _randint_of(mode: SameDraws, _func: Any, low: int, high: int, size: Sequence[int], seed: Tensor) -> Tensor:
+    return _between(mode.uniform(size, seed.device, int(seed)), low, high)
+
+
+def _and_state(operator: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    return torch.get_rng_state(), operator(*args, **kwargs)
+
+
+def _from_state(_state: Tensor, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
+
+
+def _in_graph(operator: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
+
+
+_WITH_STATE: dict[Any, Own] = {
+    rng_prims.run_and_save_rng_state: _and_state,
+    rng_prims.run_with_rng_state: _from_state,
+    rng_prims.graphsafe_run_with_rng_state: _in_graph,
+}
+
+
+def _inductors() -> dict[Any, Own]:
+    forms: dict[Any, Own] = {
+        inductor_prims.seeds: _seeds,
+        inductor_prims.seed: _seed,
+        inductor_prims.random: _random_of,
+        inductor_prims.randint: _randint_of,
+    }
+    return {getattr(prim, "overloadpacket", prim): form for prim, form in forms.items()}
+
+
+_OWN: dict[Any, Own] = {
+    aten.native_dropout: _dropout,
+    aten.bernoulli: _bernoulli,
+    aten.bernoulli_: _bernoulli,
+    aten.rand: _rand,
+    aten.randn: _rand,
+    aten.rand_like: _rand_like,
+    aten.randn_like: _rand_like,
+    aten.uniform: _uniform,
+    aten.uniform_: _uniform,
+    aten.normal_: _normal_like,
+    aten.normal_functional: _normal_like,
+    aten.randint: _randint,
+    aten.randint_like: _randint_like,
+    draw_seed._opoverload.overloadpacket: _draw_seed,
+    **_inductors(),
+}

@@ -1,0 +1,149 @@
+"""What one step comes to: its loss, its gradients and the buffers it changes; and how two steps differ in them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.step import Step
+from loadmaster.executor.steps.unchanged import unchanged
+
+LOSS = "the loss"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value of a step that is not plain PyTorch's.
+
+    Attributes:
+        share: how far it is off, of plain PyTorch's value.
+        found, plain: both, in words.
+    """
+
+    what: str
+    share: float
+    found: str
+    plain: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {self.found}, where plain PyTorch has {self.plain}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step held against plain PyTorch's.
+
+    Attributes:
+        said: what came of it, in one sentence.
+        differs: the value that is furthest off; None where none is, and where nothing could be compared.
+    """
+
+    said: str
+    differs: Difference | None = None
+
+
+Values = Mapping[str, Tensor | None]
+"""By name in words, in host memory; a gradient may be None."""
+
+
+def values_of(
+    call: Callable[..., Tensor], step: Step, batch: Batch, before: Callable[[], None] = lambda: None
+) -> Values:
+    """Run a step once, and leave no trace of it.
+
+    Args:
+        call: what takes the batch and returns the loss.
+        step: model and loss.
+        before: called when all is set aside, before the step: it may change parameters.
+    """
+    with unchanged(step, batch), _same_random(), torch.enable_grad():
+        before()
+        loss = call(*batch.args, **batch.kwargs)
+        # In training autocast ends here, and with it go its copies of the weights.
+        torch.clear_autocast_cache()
+        loss.backward()  # type: ignore[no-untyped-call]
+        found: dict[str, Tensor | None] = {LOSS: _to_host(loss)}
+        for name, leaf in _leaves(step, batch):
+            found[f"the gradient of {name}"] = None if leaf.grad is None else _to_host(leaf.grad)
+            leaf.grad = None
+        for name, buffer in step.named_buffers():
+            found[f"the buffer {_own(name)}"] = _to_host(buffer)
+        return found
+
+
+def differences(found: Values, plain: Values, allowed: float) -> list[Difference]:
+    """What differs by more than is allowed of plain PyTorch's, the most first."""
+    differ = [d for d in all_differences(found, plain) if not d.share <= allowed]
+    return sorted(differ, key=lambda d: -d.share if d.share == d.share else float("-inf"))
+
+
+def all_differences(found: Values, plain: Values) -> Iterator[Difference]:
+    """How far each value is off. What is not finite in plain PyTorch either tells nothing."""
+    for what, there in plain.items():
+        here = found.get(what)
+        if there is None and here is None:
+            continue
+        one = torch.zeros_like(here) if there is None and here is not None else there
+        assert one is not None
+        other = torch.zeros_like(one) if here is None else here
+        if other.shape != one.shape:
+            yield Difference(what, float("inf"), f"of shape {tuple(other.shape)}", f"shape {tuple(one.shape)}")
+            continue
+        if not bool(torch.isfinite(one).all()):
+            continue
+        size, apart = _norm(one), _norm(_wide(other) - _wide(one))
+        if apart == 0.0:
+            yield Difference(what, 0.0, "", "")
+            continue
+        share = apart / size if size > 0.0 else float("inf")
+        yield Difference(what, share, _said(here, what), _said(there, what))
+
+
+def _leaves(step: Step, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in step.named_parameters():
+        if parameter.requires_grad:
+            yield _own(name), parameter
+    for name, value in batch.named_leaves():
+        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+            yield f"the input {name}", value
+
+
+def _own(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+@torch.no_grad()
+def _to_host(tensor: Tensor) -> Tensor:
+    dense = tensor.detach()
+    return (dense.to_dense() if dense.layout is not torch.strided else dense).to("cpu", copy=True)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(_wide(tensor)))
+
+
+def _said(tensor: Tensor | None, what: str) -> str:
+    if tensor is None:
+        return "None"
+    return f"{_norm(tensor):.6g}" + ("" if what == LOSS else " in norm")
+
+
+@contextmanager
+def _same_random() -> Iterator[None]:
+    """Python's own generator stands afterwards where it stood."""
+    state: Any = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
