@@ -10,7 +10,15 @@ import pytest
 
 import loadmaster
 from loadmaster.errors import InputError
-from loadmaster.models.fit_record import FitRecord, KnobTryRecord, TryRecord, load_fit, read_fit, write_fit
+from loadmaster.models.fit_record import (
+    FitRecord,
+    KnobTryRecord,
+    PlainTryRecord,
+    TryRecord,
+    load_fit,
+    read_fit,
+    write_fit,
+)
 from loadmaster.models.memory.presets import chain
 
 
@@ -48,9 +56,19 @@ def test_a_step_without_a_plan_is_written_down(tmp_path: Path) -> None:
     assert "activation_memory_budget 0.5" in repr(again) and "4 tries" in repr(again)
 
 
+def test_plain_pytorchs_step_is_written_down(tmp_path: Path) -> None:
+    plain = PlainTryRecord(5600, 5700, 5650, 30.0, kept=False)
+    fitted = FitRecord(None, None, record().tries, None, plain=plain)
+    fitted.save(tmp_path / "fit.json")
+    again = load_fit(tmp_path / "fit.json")
+    assert again == fitted and again.measured == plain and again.knob is None
+    assert "PyTorch: plain PyTorch, budget 5.47 KiB" in repr(again)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"plain": {"budget_bytes": 1, "used_bytes": 1, "peak_bytes": 1, "step_us": 1, "kept": True}}, "chosen"),
         ({"chosen": None, "chosen_knob": 0}, "plan"),
         ({"chosen_knob": 0}, "chosen"),
         ({"chosen": None, "plan": None, "problem": None}, "chosen"),

@@ -32,7 +32,12 @@ _WRITTEN_HERE = {"output": "-o", "problem": "--problem", "measured": "--measured
 _WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
 # Handed on as they are to the process that runs the model.
 _HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries", "knob_tries")
-_SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload", "verbose": "--verbose"}
+_SWITCHES = {
+    "gradients_held": "--gradients-held",
+    "offload": "--offload",
+    "no_verify": "--no-verify",
+    "verbose": "--verbose",
+}
 
 
 def fit_arguments(fit: argparse.ArgumentParser) -> None:
@@ -56,6 +61,8 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--optimizer", choices=["adam", "momentum", "none"], default="none", help="whose state counts")
     fit.add_argument("--autocast", choices=["bfloat16", "float16"], help="train under autocast in this precision")
     fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
+    said = "hand the step out without holding its loss and gradients against one step of plain PyTorch"
+    fit.add_argument("--no-verify", action="store_true", help=said)
     fit.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
     fit.add_argument(
         "-o", "--output", metavar="PLAN.json", help="write the plan here; beside it its problem, and what it measured"
@@ -250,5 +257,9 @@ class _Session:
             ]
             for number, t in enumerate(self._knob_tries)
         ]
+        plain = self._fitted["plain"]
+        if plain is not None:
+            kept, us = "yes" if plain["kept"] else "no", show_cost(plain["step_us"], "us")
+            rows.append(["plain PyTorch *", "", show_bytes(plain["used_bytes"]), kept, "", us, ""])
         header = ["try", "peak, planned", "measured", "kept", "step, planned", "measured", "error"]
         return table(rows, header)

@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--fragmentation-reserve-bytes", type=int, default=0, help="of the budget, kept free")
     p.add_argument("--trace", type=Path, help="write the planned and the measured step as one Chrome trace")
     p.add_argument("--snapshot", type=Path, help="write the measured step's memory snapshot (CUDA)")
+    p.add_argument("--no-verify", action="store_true", help="do not compare the step with plain PyTorch's")
     add_step_arguments(p)
     return p
 
@@ -77,12 +78,14 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
             made.loss,
             options_of(arguments, made),
             fragmentation_reserve_bytes=reserve,
+            verify=not arguments.no_verify,
             on_try=lambda tried: parent.tell({"tried": tried_document(tried)}),
             on_knob=lambda tried: parent.tell({"knob_tried": knob_document(tried)}),
         )
         fitted = fitter.fit(_planned_by(parent), arguments.budget_bytes, arguments.tries, arguments.knob_tries)
         _write(arguments, fitter, fitted)
-    told = {"chosen": fitted.chosen, "chosen_knob": fitted.chosen_knob, "report": fitted.report}
+    plain = None if fitted.plain is None else asdict(fitted.plain.record)
+    told = {"chosen": fitted.chosen, "chosen_knob": fitted.chosen_knob, "plain": plain, "report": fitted.report}
     sha256 = None if fitted.problem is None else fitted.problem.sha256
     parent.tell({"fitted": {"problem_sha256": sha256, **told, "seconds": dict(fitted.seconds)}})
     if fitted.measurement is not None:

@@ -68,21 +68,25 @@ class Verifier:
         self._batch = self._step.batch(batch)
         self._phases = phases
         self._reference: Reference | None = None
+        self._ways_left = self._ways()
 
     def compared(self, step: AnyStep) -> Comparison:
         """A step that was run before, held against one of plain PyTorch."""
         with self._phases.during(CHECKING):
-            try:
-                return self._compared(step)
-            except Exception as error:  # noqa: BLE001 - of the model's own code, or of what it cannot be run under
-                reason = str(error).strip().partition("\n")[0].rstrip(".")
-                return _left_out(f"{type(error).__name__}: {reason}")
-            finally:
-                self._free()
+            while True:
+                try:
+                    return self._compared(step)
+                except Exception as error:  # noqa: BLE001 - of the model's own code, or of what it cannot be run under
+                    reason = str(error).strip().partition("\n")[0].rstrip(".")
+                    if not _is_lack_of_memory(error):
+                        return _left_out(f"{type(error).__name__}: {reason}")
+                    self._reference = None  # the next one takes less
+                finally:
+                    self._free()
 
     def forget(self) -> None:
         """What comes is another step: parameters move on."""
-        self._reference = None
+        self._reference, self._ways_left = None, self._ways()
 
     def _compared(self, step: AnyStep) -> Comparison:
         if self._reference is None:
@@ -136,7 +140,7 @@ class Verifier:
 
     def _plain(self) -> Reference | None:
         """One step of plain PyTorch, on as much of the batch as there is room for."""
-        for batch, around, said in self._ways():
+        for batch, around, said in self._ways_left:
             try:
                 with SameDraws() as draws, around():
                     values = values_of(self._step, self._step, batch)
