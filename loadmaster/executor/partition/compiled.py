@@ -27,7 +27,6 @@ from loadmaster.executor.partition import collectives
 from loadmaster.executor.partition.layouts import as_made, keep_strides, turn_gradients
 from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
-from loadmaster.executor.steps.drawn_once import drawing_once, keep_draws
 
 _Run = Callable[[list[Tensor]], Sequence[Tensor]]
 # How the partitioner tells what the backward pass is given from what the forward pass is.
@@ -146,8 +145,7 @@ class CompiledStep:
             _settle_passes(joint.graph, len(self._results))
         joint.recompile()
         # A tensor that is gathered for each pass is gathered twice: held in between, it would take memory.
-        keep_draws(joint.graph)
-        with drawing_once(), functorch_config.patch(cse=False):
+        with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(
                 joint, [*fakes, tangent], num_fwd_outputs=len(self._results)
             )

@@ -1,4 +1,4 @@
-"""Torch.compile's own partition, kept from drawing random numbers a second time.
+"""Keeps PyTorch's own partition from drawing random numbers a second time.
 
 With ``activation_memory_budget`` below 1 the partition may compute again in the backward pass what the forward pass has
 drawn, seeds most of all: the gradient is then that of another dropout mask (PyTorch issue 190758, in 2.11 to 2.13). At
@@ -8,10 +8,9 @@ takes two draws alike for one, but for those of a list.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,6 +22,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.utils.checkpoint import CheckpointPolicy
 
+from loadmaster.executor.steps import step_graph
 from loadmaster.executor.steps.one_graph.patched import Change, patched
 from loadmaster.executor.steps.step_graph import draws, is_random
 
@@ -63,7 +63,7 @@ class KeptDraws(CustomGraphPass):
     def uuid(self) -> Any:
         """Enters the keys of Inductor's caches; None, which is for no caching, where a pass of the user's has none."""
         each = [run.uuid() if isinstance(run, CustomGraphPass) else None for run in self._before]
-        return None if not all(each) else (get_hash_for_files((__file__,)), *each)
+        return None if not all(each) else (get_hash_for_files((__file__, step_graph.__file__)), *each)
 
 
 def keep_draws(graph: fx.Graph) -> None:
@@ -104,14 +104,6 @@ def warn_of_users_budget() -> None:
         )
 
 
-@contextlib.contextmanager
-def drawing_once() -> Iterator[None]:
-    """Inside, a graph with marks may be partitioned: PyTorch heeds them."""
-    budget = functorch_config.activation_memory_budget or LEAST_BUDGET
-    with functorch_config.patch(activation_memory_budget=budget), patched(EACH_DRAW_ITS_OWN):
-        yield
-
-
 def compile_drawing_once(
     module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -126,7 +118,8 @@ def compile_drawing_once(
     set_before = inductor_config.joint_custom_post_pass
     before = set_before if isinstance(set_before, (list, tuple)) else [set_before] if set_before else []
     settings = {**(patches or {}), "joint_custom_post_pass": KeptDraws(before)}
-    with drawing_once():
+    budget = functorch_config.activation_memory_budget or LEAST_BUDGET
+    with functorch_config.patch(activation_memory_budget=budget), patched(EACH_DRAW_ITS_OWN):
         return cast(
             Callable[..., Any], compile_fx(module, inputs, inner_compile=inner_compile, config_patches=settings)
         )

@@ -202,6 +202,7 @@ class Off(PlainStep):
         return super().forward(*args) * 1.25
 
 
+@pytest.mark.slow
 def test_a_quarter_too_much_is_found_in_every_precision():
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         torch.manual_seed(0)
