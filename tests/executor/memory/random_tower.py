@@ -19,7 +19,7 @@ WIDTH = 16
 
 @torch.library.custom_op("loadmaster_tests::noise", mutates_args=(), tags=SEEDED)
 def noise(x: Tensor) -> Tensor:
-    return torch.rand(x.shape)
+    return torch.rand_like(x)
 
 
 @noise.register_fake
@@ -29,7 +29,7 @@ def _(x):
 
 @torch.library.custom_op("loadmaster_tests::two_noises", mutates_args=(), tags=SEEDED)
 def two_noises(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.rand(x.shape), torch.rand(x.shape)
+    return torch.rand_like(x), torch.rand_like(x)
 
 
 @two_noises.register_fake
@@ -75,12 +75,12 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": _attention,
     "bernoulli": lambda y: y * torch.bernoulli(like(y, 0.7)),
     "bernoulli_": lambda y: y * torch.empty_like(y).bernoulli_(0.7),
-    "randperm": lambda y: y[:, torch.randperm(WIDTH)],
-    "multinomial": lambda y: y[:, torch.multinomial(torch.ones(WIDTH), WIDTH, replacement=True)],
-    "rand": lambda y: y * torch.rand(y.shape),
+    "randperm": lambda y: y[:, torch.randperm(WIDTH, device=y.device)],
+    "multinomial": lambda y: y[:, torch.multinomial(torch.ones(WIDTH, device=y.device), WIDTH, True)],
+    "rand": lambda y: y * torch.rand(y.shape, device=y.device),
     "rand_like": lambda y: y * torch.rand_like(y),
     "randn_like": lambda y: y * (1 + 0.1 * torch.randn_like(y)),
-    "randint": lambda y: y * torch.randint(1, 3, y.shape),
+    "randint": lambda y: y * torch.randint(1, 3, y.shape, device=y.device),
     "normal": lambda y: y * torch.normal(like(y, 1.0), 0.1),
     "normal_": lambda y: y * torch.empty_like(y).normal_(1, 0.1),
     "uniform_": lambda y: y * torch.empty_like(y).uniform_(0.5, 1),
@@ -88,7 +88,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "geometric_": lambda y: y * torch.empty_like(y).geometric_(0.5),
     "exponential_": lambda y: y * torch.empty_like(y).exponential_(),
     "poisson": lambda y: y * torch.poisson(like(y, 3.0)),
-    "rrelu": lambda y: F.rrelu(y, 0.1, 0.9, training=True),
+    "rrelu": lambda y: -F.rrelu(-y, 0.1, 0.9, training=True),
     "gumbel_softmax": lambda y: y * F.gumbel_softmax(like(y, 0.0)),
     "custom": lambda y: y * noise(y.detach()),
     "custom_of_two": _two_at_once,

@@ -159,6 +159,25 @@ def _normal_like(mode: SameDraws, func: Any, x: Tensor, mean: float = 0.0, std: 
     return x.copy_(numbers) if func._schema.is_mutable else numbers
 
 
+def _rrelu(
+    mode: SameDraws,
+    func: Any,
+    x: Tensor,
+    noise: Tensor,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+) -> Any:
+    if not training:
+        return func(x, noise, low, high, training)
+    slopes = _uniform(mode, aten.uniform.default, x, low, high)
+    made, slopes = torch.where(x <= 0, x * slopes, x), torch.where(x <= 0, slopes, 1)
+    if not func._schema.is_mutable:
+        return made, slopes
+    noise.copy_(slopes)
+    return x.copy_(made) if func._schema.name.endswith("_") else made
+
+
 def _randint(mode: SameDraws, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     *bounds, size = args
     low, high = bounds if len(bounds) == 2 else (0, *bounds)
@@ -240,6 +259,9 @@ _OWN: dict[Any, Own] = {
     aten.uniform_: _uniform,
     aten.normal_: _normal_like,
     aten.normal_functional: _normal_like,
+    aten.rrelu_with_noise: _rrelu,
+    aten.rrelu_with_noise_: _rrelu,
+    aten.rrelu_with_noise_functional: _rrelu,
     aten.randint: _randint,
     aten.randint_like: _randint_like,
     draw_seed._opoverload.overloadpacket: _draw_seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ class Difference:
     plain: str
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.found}, where plain PyTorch has {self.plain}"
+        off = f": off by {self.share:.2g} of it" if math.isfinite(self.share) else ""
+        return f"{self.what} is {self.found}, where plain PyTorch has {self.plain}{off}"
 
 
 @dataclass(frozen=True)

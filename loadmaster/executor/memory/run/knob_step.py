@@ -24,7 +24,8 @@ from loadmaster.executor.steps.wrappers import ddp_of, own_module
 class KnobStep(nn.Module):
     """A training step under torch.compile's own partition: ``loss = step(*batch)`` or ``step(**batch)``.
 
-    Batches of other shapes and modes are compiled anew under the same knob. No budget is promised.
+    Batches of other shapes and modes are compiled again under the same knob. No budget is promised. Random numbers are
+    drawn once a step, unlike under PyTorch's setting alone.
 
     Attributes:
         before: called before each half of it is compiled.

@@ -27,6 +27,11 @@ from tests.executor.memory.hand_planner import HandPlanner
 from tests.executor.memory.models import mlp_case
 from tests.executor.memory.random_tower import OPERATORS, WIDTH, RandomTower
 
+
+def on_gpu(test):
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
+
+
 OFF = Difference("the gradient of a.weight", 0.25, "1 in norm", "0.8 in norm")
 
 
@@ -104,7 +109,7 @@ def compared(model, batch, step, loss=None):
 
 
 def kept_nothing(model, batch, loss=None):
-    problem = capture(model, batch, loss, hardware="cpu", backend="eager")
+    problem = capture(model, batch, loss, hardware=None if batch[0].is_cuda else "cpu", backend="eager")
     plan = schedules.plan(problem, schedules.schedule(problem, lambda i: False))
     return apply(plan, model, loss, backend="eager")
 
@@ -116,6 +121,57 @@ def test_every_random_operator_is_replayed():
     found = compared(model, batch, kept_nothing(model, batch))
     assert found.differs is None
     assert "operator by operator, with the same draws of bernoulli, exponential" in found.said
+
+
+@on_gpu
+@pytest.mark.parametrize("planned", [True, False])
+def test_every_random_operator_is_replayed_on_a_gpu(planned):
+    torch.manual_seed(0)
+    model, batch = RandomTower(list(OPERATORS)).cuda(), (torch.randn(64, WIDTH, device="cuda"),)
+    step = kept_nothing(model, batch) if planned else KnobStep(model, knob=0.3)
+    found = compared(model, batch, step)
+    assert found.differs is None and "with the same draws of" in found.said
+
+
+class Attending(nn.Module):
+    """Fused attention with dropout, in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.2, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x).float().square().mean()
+
+
+@on_gpu
+@pytest.mark.parametrize("planned", [True, False])
+def test_fused_attention_has_plain_pytorchs_mask(planned):
+    torch.manual_seed(0)
+    model, batch = Attending().cuda().bfloat16(), (torch.randn(8, 64, 64, device="cuda", dtype=torch.bfloat16),)
+    step = kept_nothing(model, batch) if planned else KnobStep(model, knob=0.3)
+    found = compared(model, batch, step)
+    assert found.differs is None and "with the same draws of" in found.said
+
+
+@on_gpu
+def test_without_room_what_plain_pytorch_keeps_lies_in_host_memory(monkeypatch):
+    model, batch = (
+        nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).cuda(),
+        (torch.randn(64, 64, device="cuda"),) * 2,
+    )
+    step, of_all = kept_nothing(model, batch, nn.functional.mse_loss), verify.values_of
+    calls = []
+
+    def no_room_at_first(*given):
+        calls.append(given)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return of_all(*given)
+
+    monkeypatch.setattr(verify, "values_of", no_room_at_first)
+    found = compared(model, batch, step, nn.functional.mse_loss)
+    assert found.differs is None and "kept its results in host memory" in found.said
 
 
 @pytest.mark.slow
@@ -218,8 +274,8 @@ def test_differences_in_words_and_order():
     plain = {LOSS: torch.tensor(2.0), "a": one, "b": two, "c": None, "d": torch.zeros(4), "e": torch.tensor(torch.nan)}
     found = {LOSS: torch.tensor(2.0), "a": 1.5 * one, "b": None, "c": torch.zeros(4), "d": None, "e": torch.tensor(1.0)}
     assert [str(d) for d in differences(found, plain, 0.1)] == [
-        "b is None, where plain PyTorch has 4 in norm",
-        "a is 3 in norm, where plain PyTorch has 2 in norm",
+        "b is None, where plain PyTorch has 4 in norm: off by 1 of it",
+        "a is 3 in norm, where plain PyTorch has 2 in norm: off by 0.5 of it",
     ]
     assert [d.what for d in differences(found | {"c": one}, plain, 0.1)] == ["c", "b", "a"]
     assert next(d.what for d in differences(found | {"a": torch.full((4,), torch.nan)}, plain, 0.1)) == "a"

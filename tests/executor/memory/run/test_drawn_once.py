@@ -19,6 +19,11 @@ from loadmaster.executor.steps.drawn_once import KeptDraws, keep_draws
 from tests.executor.memory.random_tower import OPERATORS, WIDTH, RandomTower, expect_one, shares
 from tests.executor.memory.schedules import plan, schedule
 
+
+def on_gpu(test):
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
+
+
 aten = torch.ops.aten
 
 
@@ -44,6 +49,25 @@ def test_compiled_dropout_on_both_sides_of_a_graph_break(knob):
     model = RandomTower(["dropout"] * 6, breaks=True, width=64)
     x = torch.randn(512, 64)
     expect_one(shares(KnobStep(model, knob=knob), model, x))
+
+
+@on_gpu
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("knob", [0.0, 0.3, 0.5, 0.7, 1.0])
+def test_compiled_draws_on_a_gpu(knob, breaks):
+    torch.manual_seed(0)
+    model = RandomTower(list(OPERATORS), breaks=breaks).cuda()
+    expect_one(shares(KnobStep(model, knob=knob), model, torch.randn(64, WIDTH, device="cuda")))
+
+
+@on_gpu
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_planned_draws_on_a_gpu(backend):
+    torch.manual_seed(0)
+    model, x = RandomTower(list(OPERATORS)).cuda(), torch.randn(64, WIDTH, device="cuda")
+    problem = capture(model, (x,), backend=backend)
+    step = apply(plan(problem, schedule(problem, lambda i: False)), model, backend=backend)
+    expect_one(shares(step, model, x))
 
 
 @pytest.mark.slow
