@@ -106,6 +106,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
     def _note(self, dtype: torch.dtype) -> None:
+        dtype = dtype.to_real()
         # Types of a byte are storage, and their values are scaled.
         if not dtype.is_floating_point or dtype.itemsize == 1:
             return

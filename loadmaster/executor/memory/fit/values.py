@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.unchanged import unchanged
 
 LOSS = "the loss"
+GRADIENT = "the gradient of "
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Difference:
     Attributes:
         share: how far it is off, of plain PyTorch's value.
         found, plain: both, in words.
+        each: how far an element is off, the root of the mean square; infinite where there is none to compare.
     """
 
     what: str
     share: float
     found: str
     plain: str
+    each: float = math.inf
 
     def __str__(self) -> str:
         off = f": off by {self.share:.2g} of it" if math.isfinite(self.share) else ""
@@ -73,7 +77,7 @@ def values_of(
         loss.backward()  # type: ignore[no-untyped-call]
         found: dict[str, Tensor | None] = {LOSS: _to_host(loss)}
         for name, leaf in _leaves(step, batch):
-            found[f"the gradient of {name}"] = None if leaf.grad is None else _to_host(leaf.grad)
+            found[f"{GRADIENT}{name}"] = None if leaf.grad is None else _to_host(leaf.grad)
             leaf.grad = None
         for name, buffer in step.named_buffers():
             found[f"the buffer {_own(name)}"] = _to_host(buffer)
@@ -105,7 +109,23 @@ def all_differences(found: Values, plain: Values) -> Iterator[Difference]:
             yield Difference(what, 0.0, "", "")
             continue
         share = apart / size if size > 0.0 else float("inf")
-        yield Difference(what, share, _said(here, what), _said(there, what))
+        each = math.inf if here is None else apart / math.sqrt(one.numel())
+        yield Difference(what, share, _said(here, what), _said(there, what), each)
+
+
+def size_of_gradients(values: Values) -> float:
+    """Of an element of a gradient, the root of the mean square: the median of all gradients."""
+    found = [
+        _norm(t) / math.sqrt(t.numel())
+        for what, t in values.items()
+        if is_gradient(what) and t is not None and t.numel()
+    ]
+    return statistics.median([size for size in found if math.isfinite(size)] or [0.0])
+
+
+def is_gradient(what: str) -> bool:
+    """Whether a value is one."""
+    return what.startswith(GRADIENT)
 
 
 def _leaves(step: Step, batch: Batch) -> Iterator[tuple[str, Tensor]]:

@@ -6,8 +6,9 @@ device, what it keeps for its backward pass lies in host memory; where that does
 are compared.
 
 A value may be off by a share that its precision explains (:data:`ALLOWED`). One that is off by more is looked at once
-more: by how much plain PyTorch's own moves where each parameter is moved by one rounding. Only what is off by far more
-than that is called another value.
+more: by how much plain PyTorch's own moves where each parameter is moved a little (:data:`SHAKES`). Only what is off by
+far more than that is called another value. A gradient that is nothing but rounding, as that of a bias before a batch
+norm, is as large as the sums are long; what is off by less than :data:`ROUNDING` of other gradients is none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.by_operator import ByOperator
 from loadmaster.executor.memory.fit.phases import CHECKING, Phases
 from loadmaster.executor.memory.fit.same_draws import SameDraws
-from loadmaster.executor.memory.fit.values import LOSS, Comparison, Values, all_differences, differences, values_of
+from loadmaster.executor.memory.fit.values import (
+    Comparison,
+    Values,
+    all_differences,
+    differences,
+    is_gradient,
+    size_of_gradients,
+    values_of,
+)
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
@@ -40,7 +49,12 @@ ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.
 ALLOWED_TF32 = 0.01
 """In float32 on a GPU, which may multiply in fewer digits."""
 TIMES_NOISE = 4.0
+SHAKES = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""The share by which parameters are moved: a rounding, and some of a type that others' sums are long in."""
+SHAKE_TF32 = 1e-3
 SHAKEN = 2
+ROUNDING = 100.0
+"""Times the rounding of the type that sums are made in."""
 LEAST_ROWS = 1
 
 
@@ -119,13 +133,15 @@ class Verifier:
             if noise is None:
                 return _left_out("plain PyTorch's own step gives other values each time")
             differ = [d for d in differ if not d.share <= TIMES_NOISE * noise.get(d.what, 0.0)]
+            tiny = self._rounding(reference.draws.coarsest) * size_of_gradients(reference.values)
+            differ = [d for d in differ if not (is_gradient(d.what) and d.each <= tiny)]
         if differ:
             return Comparison(f"{differ[0]}.", differ[0])
         worst = max((d.share for d in all_differences(found, reference.values)), default=0.0)
         return Comparison(self._passed(reference, worst, allowed, by_operator=apart))
 
     def _passed(self, reference: Reference, worst: float, allowed: float, *, by_operator: bool) -> str:
-        gradients = sum(what != LOSS and what.startswith("the gradient") for what in reference.values)
+        gradients = sum(map(is_gradient, reference.values))
         buffers = len(reference.values) - gradients - 1
         how = [reference.said] if reference.said else []
         if by_operator:
@@ -172,27 +188,31 @@ class Verifier:
         if differences(again(), reference.values, allowed):
             return None
         noise: dict[str, float] = {}
-        eps = torch.finfo(reference.draws.coarsest or torch.float32).eps
+        share = SHAKE_TF32 if self._may_use_tf32(reference.draws.coarsest) else SHAKES[_kind(reference.draws.coarsest)]
         for seed in range(SHAKEN):
-            moved = again(lambda seed=seed: self._shake(eps, seed))  # type: ignore[misc]
+            moved = again(lambda seed=seed: self._shake(share, seed))  # type: ignore[misc]
             for found in all_differences(moved, reference.values):
                 noise[found.what] = max(noise.get(found.what, 0.0), found.share)
         return noise
 
     @torch.no_grad()
-    def _shake(self, eps: float, seed: int) -> None:
-        """Move each parameter up or down by one rounding."""
+    def _shake(self, share: float, seed: int) -> None:
+        """Move each parameter up or down."""
         for parameter in self._step.parameters():
             if parameter.is_floating_point() or parameter.is_complex():
                 generator = torch.Generator(parameter.device).manual_seed(seed)
                 up = torch.randint(0, 2, parameter.shape, generator=generator, device=parameter.device)
-                parameter.mul_((1.0 + eps * (2 * up - 1)).to(parameter.dtype))
+                parameter.mul_((1.0 + share * (2.0 * up - 1.0)).to(parameter.dtype))
 
     def _allowed(self, coarsest: torch.dtype | None) -> float:
-        kind = coarsest or torch.float32
-        if kind is torch.float32 and device_of(self._step, self._batch).type == "cuda":
-            return ALLOWED_TF32
-        return ALLOWED[kind]
+        return ALLOWED_TF32 if self._may_use_tf32(coarsest) else ALLOWED[_kind(coarsest)]
+
+    def _may_use_tf32(self, coarsest: torch.dtype | None) -> bool:
+        return _kind(coarsest) is torch.float32 and device_of(self._step, self._batch).type == "cuda"
+
+    def _rounding(self, coarsest: torch.dtype | None) -> float:
+        summed = torch.float64 if _kind(coarsest) is torch.float64 else torch.float32
+        return ROUNDING * torch.finfo(summed).eps
 
     def _generators(self) -> list[bytes]:
         """Where the random generators stand."""
@@ -210,6 +230,10 @@ class Verifier:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _kind(coarsest: torch.dtype | None) -> torch.dtype:
+    return coarsest or torch.float32
 
 
 def _left_out(why: str) -> Comparison:
