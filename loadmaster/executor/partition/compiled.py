@@ -22,8 +22,10 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import lowerings, make_fallback
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
 from loadmaster.executor.partition import collectives
+from loadmaster.executor.partition.kernels import MADE_AGAIN
 from loadmaster.executor.partition.layouts import as_made, keep_strides, turn_gradients
 from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
@@ -132,7 +134,7 @@ class CompiledStep:
             return [*results, *(own[n] for n in self._gradients)]
 
         like = self._tangent[1]
-        with mode, torch.no_grad():
+        with mode, torch.no_grad(), preserve_node_meta():
             tangent = torch.empty(like.shape, dtype=like.dtype, device=fakes[0].device)
             joint = make_fx(step, decomposition_table=select_decomp_table())(*fakes, tangent)
         self._counts = (after_forward - before, counts - after_forward)
@@ -141,6 +143,9 @@ class CompiledStep:
         last = joint.graph.find_nodes(op="placeholder")[-1]
         last.target = _TANGENT
         last._rename(_TANGENT)
+        for node in joint.graph.nodes:
+            if (node.meta.get("custom") or {}).items() >= MADE_AGAIN.items():
+                node.meta["partitioner_tag"] = "must_be_in_backward"
         if not self._split.redistribute.traffic.mesh.is_even:
             _settle_passes(joint.graph, len(self._results))
         joint.recompile()

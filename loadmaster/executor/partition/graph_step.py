@@ -12,12 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.compiled import CompiledStep
 from loadmaster.executor.partition.kernels import Draws, kernels
+from loadmaster.executor.partition.optimizers import expect_right_updates
+from loadmaster.executor.partition.shares import Shares, as_dtensor, like, local, placement_of
 from loadmaster.executor.partition.split_step import SplitStep
 from loadmaster.executor.partition.traced import TracedStep, leaves_of
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.stand_ins import has_no_values
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.models.partition.placements import WHOLE, Placement
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 
@@ -30,10 +33,11 @@ class PartitionedStep:
     """A training step on shares: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     Every rank is given the whole batch, and takes its share. The loss is that of the whole batch, on every rank.
-    Gradients are in ``.grad`` of :meth:`parameters`, which are this rank's shares: any optimizer that updates each
-    element by itself trains them.
+    Gradients are in ``.grad`` of :meth:`parameters`, which are this rank's shares, as are they: each a ``DTensor`` over
+    the mesh, so that clipping, optimizers and ``torch.distributed.checkpoint`` do what they do on one device.
 
     Attributes:
+        module: parameters and buffers under the model's names, for PyTorch's functions that take a module.
         problem, plan: what it runs.
         traced: the step.
         device: that it runs on.
@@ -64,60 +68,42 @@ class PartitionedStep:
         self._updates = (count, count + len(traced.graph.buffers))
         self._compiled = self._compiled_step() if compiles else None
         self.counts = self._split.redistribute.counts
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._parameters = {
-            name: nn.Parameter(self._share(n, own[name]), requires_grad=own[name].requires_grad)
-            for name, n in traced.parameters.items()
-        }
-        self._buffers = {name: self._share(n, own[name]) for name, n in traced.buffers.items()}
-        self._constants = {n: self._share(n, value) for n, value in traced.constants.items()}
-        # Names of a state dict as those of the tensors that they stand for: one tensor may have several.
-        first = {id(value): name for name, value in reversed(own.items())}
-        self._state_names = {
-            name: first.get(id(value), name) for name, value in model.state_dict(keep_vars=True).items()
-        }
-        # What the step does not use.
-        self._unused = {name: value for name, value in own.items() if name not in {*self._parameters, *self._buffers}}
+        self._constants = {n: self._cut(n, value) for n, value in traced.constants.items()}
+        self.module = self._shares_of(model, mesh)
+        self._shares = self._by_number(self.module)
+        # What had no gradient when the step was captured never gets one.
+        self._frozen = [name for name, share in self.module.named_parameters() if not share.requires_grad]
+        expect_right_updates(self.module.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of one batch, a scalar."""
+        return self.run_with(self.module, args, kwargs)
+
+    def run_with(self, shares: Shares, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The loss of one batch, a scalar, under other shares than its own that lie as its own do."""
         batch = self._calls.batch(Batch(args, kwargs))
         self._calls.expect(batch)
-        held: dict[int, Tensor] = dict(self._constants)
-        held.update((self.traced.buffers[name], share) for name, share in self._buffers.items())
-        held.update((self.traced.parameters[name], share.detach()) for name, share in self._parameters.items())
+        own = self._shares if shares is self.module else self._by_number(shares)
+        self._expect_frozen(shares)
+        held = {**self._constants, **{n: local(share).detach() for n, share in own.items()}}
         leaves = leaves_of(batch)
         for leaf, n in self.traced.inputs.items():
             held[n] = self._input(leaves[leaf], n)
-        found: Tensor = _Step.apply(self, held, *self._parameters.values())  # type: ignore[no-untyped-call]
+        parameters = [own[n] for n in self.traced.parameters.values()]
+        found: Tensor = _Step.apply(self, held, *parameters)  # type: ignore[no-untyped-call]
         return found
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's shares."""
-        return iter(self._parameters.values())
+        return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's shares, by the names that the model has for them."""
-        return iter(self._parameters.items())
+        return self.module.named_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model's, on every rank: what ``model.load_state_dict`` takes. A collective call."""
-        found = dict(self._unused)
-        for shares, numbers in self._kinds():
-            for name, share in shares.items():
-                found[name] = self._split.whole(numbers[name], share.detach())
-        return {name: found[of] for name, of in self._state_names.items() if of in found}
-
-    def whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole gradient of every parameter that has one. A collective call."""
-        for name, share in self._parameters.items():
-            if share.grad is not None:
-                yield name, self._split.whole(self.traced.parameters[name], share.grad)
-
-    def whole_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Every buffer that the step reads, whole. A collective call."""
-        for name, share in self._buffers.items():
-            yield name, self._split.whole(self.traced.buffers[name], share)
+        return {name: self._whole(share) for name, share in self.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's shares of a whole model's state.
@@ -125,25 +111,61 @@ class PartitionedStep:
         Raises:
             InputError: something is missing, or has another shape.
         """
-        given = {of: state[name] for name, of in self._state_names.items() if name in state}
-        for shares, numbers in self._kinds():
-            for name, share in shares.items():
-                if name not in self._state_names.values():
-                    continue  # the model does not save it
-                shape = self._split.problem.tensors[numbers[name]].shape
-                if name not in given or tuple(given[name].shape) != shape:
-                    found = "nothing" if name not in given else list(given[name].shape)
-                    raise InputError(f"state[{name!r}]", found, "is not what the model has", f"Give {list(shape)}.")
-                with torch.no_grad():
-                    share.copy_(self._split.cut(numbers[name], given[name]))
+        own = self.module.state_dict(keep_vars=True)
+        by_share = {id(share): state[name] for name, share in own.items() if name in state}
+        for name, share in own.items():
+            given = by_share.get(id(share))
+            if given is None or given.shape != share.shape:
+                found = "nothing" if given is None else list(given.shape)
+                raise InputError(f"state[{name!r}]", found, "is not what the model has", f"Give {list(share.shape)}.")
+            with torch.no_grad():
+                local(share).copy_(self._split.redistribute.cut(given, placement_of(share)))
 
-    def _kinds(self) -> list[tuple[Mapping[str, Tensor], Mapping[str, int]]]:
-        return [(self._parameters, self.traced.parameters), (self._buffers, self.traced.buffers)]
+    def whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole gradient of every parameter that has one. A collective call."""
+        return ((name, self._whole(p.grad)) for name, p in self.named_parameters() if p.grad is not None)
 
-    def _share(self, tensor: int, whole: Tensor) -> Tensor:
+    def whole_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer, whole. A collective call."""
+        return ((name, self._whole(buffer)) for name, buffer in self.module.named_buffers())
+
+    def _whole(self, share: Tensor) -> Tensor:
+        return self._split.redistribute.whole(local(share).detach(), share.shape, placement_of(share))
+
+    def _shares_of(self, model: nn.Module, mesh: DeviceMesh) -> Shares:
+        numbers = {**self.traced.parameters, **self.traced.buffers}
+        made: dict[int, Tensor] = {}
+        for name, of in (*model.named_parameters(), *model.named_buffers()):
+            # What the step does not use lies whole.
+            n = numbers.get(name)
+            placement = (WHOLE,) * mesh.ndim if n is None else self._split.placements[n]
+            share = as_dtensor(self._own(of, placement), of.shape, mesh, placement)
+            made[id(of)] = nn.Parameter(share, of.requires_grad) if isinstance(of, nn.Parameter) else share
+        draws = any(is_random(run.node) for run in self.traced.runs)
+        return Shares(model, made, self, mode_counts=draws or bool(self.traced.graph.buffers))
+
+    def _by_number(self, shares: Shares) -> dict[int, Tensor]:
+        """The shares that the step reads."""
+        parameters, buffers = dict(shares.named_parameters()), dict(shares.named_buffers())
+        found: dict[int, Tensor] = {n: parameters[name] for name, n in self.traced.parameters.items()}
+        found.update({n: buffers[name] for name, n in self.traced.buffers.items()})
+        return found
+
+    def _expect_frozen(self, shares: Shares) -> None:
+        for name in self._frozen:
+            if shares.get_parameter(name).requires_grad:
+                remedy = "Capture and split the model again with it unfrozen."
+                raise InputError("requires_grad", name, "was frozen when the step was captured", remedy)
+
+    def _cut(self, tensor: int, whole: Tensor) -> Tensor:
+        return self._own(whole, self._split.placements[tensor])
+
+    def _own(self, whole: Tensor, placement: Placement) -> Tensor:
+        redistribute = self._split.redistribute
         if has_no_values(whole):
-            return torch.empty(self._split.share_shape(tensor), dtype=whole.dtype, device=self.device)
-        return self._split.cut(tensor, whole.detach()).to(self.device).clone()
+            shape = redistribute.worker.share_shape(whole.shape, placement)
+            return torch.empty(shape, dtype=whole.dtype, device=self.device)
+        return redistribute.cut(whole.detach(), placement).to(self.device).clone()
 
     def _input(self, given: object, tensor: int) -> Tensor:
         shape = self._split.problem.tensors[tensor].shape
@@ -166,6 +188,7 @@ class PartitionedStep:
         return self._split.whole(loss, held[loss]).clone(), saved
 
     def _backward(self, saved: Saved, tangent: Tensor) -> list[Tensor | None]:
+        """The gradient of each parameter that has one."""
         of, found = self.traced, self.traced.graph.gradients
         if self._compiled is not None:
             assert isinstance(saved, list)
@@ -175,7 +198,7 @@ class PartitionedStep:
             made = saved
             made[of.tangent] = tangent
             self._split.run(made, self._updates[1])
-        return [made.pop(found[n], None) if n in found else None for n in of.parameters.values()]
+        return [like(self._shares[n], made.pop(found[n])) if n in found else None for n in of.parameters.values()]
 
     def _compiled_step(self) -> CompiledStep:
         graph = self.traced.graph
@@ -219,4 +242,5 @@ class _Step(torch.autograd.Function):
         saved, ctx.saved = ctx.saved, None
         if saved is None:
             raise RuntimeError("the step was run backward already: call it again first")
-        return (None, None, *ctx.step._backward(saved, tangent.contiguous()))
+        step: PartitionedStep = ctx.step
+        return (None, None, *step._backward(saved, tangent.contiguous()))

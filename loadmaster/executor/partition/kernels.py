@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.traceback import annotate
 from torch.utils import _pytree as pytree
 
+from loadmaster.executor.partition.checkpoints import is_made_again
 from loadmaster.executor.partition.local import TENSOR, call_on_share
 from loadmaster.executor.partition.node_views import on_share
 from loadmaster.executor.partition.split_graph import Run
@@ -21,6 +23,9 @@ from loadmaster.executor.steps.step_graph import is_random
 from loadmaster.models.partition.placements import Mesh
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.views import Cut
+
+# What nodes of a compiled step are annotated with that a checkpoint has computed again.
+MADE_AGAIN = {"loadmaster": "made again"}
 
 
 class Draws:
@@ -67,7 +72,8 @@ def kernels(
             found.append(_copy)
             continue
         run = steps[done]
-        found.append(_update if run is None else _drawing(run, fractions, taken, draws, done))
+        kernel = _update if run is None else _drawing(run, fractions, taken, draws, done)
+        found.append(partial(_again, kernel) if run is not None and is_made_again(run.node) else kernel)
         done += 1
         if done == graph.forward_count:
             forward = len(found)
@@ -81,6 +87,12 @@ def _drawing(run: Run, fractions: Sequence[Fraction], taken: Sequence[int], draw
         return kernel
     axes = [axis for axis, s in enumerate(taken) if s < len(run.seen)]
     return partial(_seeded, draws, n, axes, kernel)
+
+
+def _again(kernel: Kernel, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> object:
+    """What a checkpoint has computed again; a tracer notes it, for no compiler may do so in the forward pass."""
+    with annotate(MADE_AGAIN):
+        return kernel(given, shapes)
 
 
 def _copy(given: Sequence[Tensor], _shapes: object) -> list[Tensor]:

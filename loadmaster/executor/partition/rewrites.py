@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from loadmaster.executor.partition.checkpoints import inherit_checkpoint
 from loadmaster.executor.steps.places import inherit
 
 aten = torch.ops.aten
@@ -57,6 +58,7 @@ def _replace(node: fx.Node, function: Callable[..., Any]) -> None:
             if inner.op == "call_function":
                 copies[inner] = graph.node_copy(inner, copies.__getitem__)
                 inherit(copies[inner], node)
+                inherit_checkpoint(copies[inner], node)
     made: Any = fx.node.map_arg(traced.graph.output_node().args[0], copies.__getitem__)
     if isinstance(made, fx.Node):
         node.replace_all_uses_with(made)

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
+from loadmaster.executor.partition.checkpoints import with_checkpoints
 from loadmaster.executor.partition.rewrites import rewritten
 from loadmaster.executor.partition.split_graph import Run, SplitGraph
 from loadmaster.executor.partition.trials import Trials
@@ -119,7 +120,7 @@ def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep
         remedy += "weights that are computed."
         raise InputError("model", shapes, "keeps tensors of these shapes from its step, which are split", remedy)
     with unset_fake_temporarily():
-        graph = SplitGraph(step_graph, Trials())
+        graph = SplitGraph(with_checkpoints(step_graph), Trials())
     names = {id(p): name for name, p in model.named_parameters()}
     buffer_names = {id(b): name for name, b in model.named_buffers()}
     leaves = {id(leaf): n for n, leaf in enumerate(leaves_of(batch))}

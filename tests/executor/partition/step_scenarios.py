@@ -109,7 +109,7 @@ def trains_alike(name: str, plans: int, sizes: Sizes, rank: int, backend: Backen
             torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
             assert step.counts == collectives(problem, splits)
             for parameter, share in step.named_parameters():
-                own = step._split.whole(step.traced.parameters[parameter], share.grad)
+                own = share.grad.full_tensor()
                 torch.testing.assert_close(own, gradients[parameter], rtol=1e-10, atol=1e-12, msg=parameter)
             optimizer.step()
             optimizer.zero_grad()
@@ -213,7 +213,7 @@ def drops_alike(sizes: tuple[int, ...], rank: int) -> None:
         for _ in range(2):
             step(*batch).backward()
             (share,) = step.parameters()
-            sums.append(step._split.whole(step.traced.parameters["scale"], share.grad.clone()))
+            sums.append(share.grad.full_tensor())
             share.grad = None
         assert not torch.equal(*sums)
         # A kept element counts 2, of eight rows: were all shares of rows dropped alike, sums would be few even numbers.
