@@ -69,7 +69,7 @@ class PartitionedStep:
         self._compiled = self._compiled_step() if compiles else None
         self.counts = self._split.redistribute.counts
         self._constants = {n: self._cut(n, value) for n, value in traced.constants.items()}
-        self.module = self._shares_of(model, mesh)
+        self.module = self._shares_of(model)
         self._shares = self._by_number(self.module)
         # What had no gradient when the step was captured never gets one.
         self._frozen = [name for name, share in self.module.named_parameters() if not share.requires_grad]
@@ -132,14 +132,14 @@ class PartitionedStep:
     def _whole(self, share: Tensor) -> Tensor:
         return self._split.redistribute.whole(local(share).detach(), share.shape, placement_of(share))
 
-    def _shares_of(self, model: nn.Module, mesh: DeviceMesh) -> Shares:
+    def _shares_of(self, model: nn.Module) -> Shares:
         numbers = {**self.traced.parameters, **self.traced.buffers}
         made: dict[int, Tensor] = {}
         for name, of in (*model.named_parameters(), *model.named_buffers()):
             # What the step does not use lies whole.
             n = numbers.get(name)
-            placement = (WHOLE,) * mesh.ndim if n is None else self._split.placements[n]
-            share = as_dtensor(self._own(of, placement), of.shape, mesh, placement)
+            placement = (WHOLE,) * len(self.problem.axes) if n is None else self._split.placements[n]
+            share = as_dtensor(self._own(of, placement), of.shape, self._split.redistribute, placement)
             made[id(of)] = nn.Parameter(share, of.requires_grad) if isinstance(of, nn.Parameter) else share
         draws = any(is_random(run.node) for run in self.traced.runs)
         return Shares(model, made, self, mode_counts=draws or bool(self.traced.graph.buffers))

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.graph_step import PartitionedStep
 from loadmaster.executor.partition.module_layout import layout_of
+from loadmaster.executor.partition.optimizers import expect_right_updates
 from loadmaster.executor.partition.traced import TracedStep
 from loadmaster.executor.partition.wrapped import mesh_of, wrap
 from loadmaster.executor.steps.batch import Batch
@@ -73,6 +74,7 @@ class ModuleStep:
         self._mesh = mesh_of(self._layout, mesh.device_type)
         wrap(model, self._layout, self._mesh)
         self._check(batch, *expected)
+        expect_right_updates(model.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of one batch, a scalar."""

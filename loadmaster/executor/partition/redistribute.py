@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -60,6 +61,12 @@ class Redistributor:
             if part >= 0:
                 whole = self._own(whole, axis, part)
         return whole.contiguous()
+
+    def offsets(self, shape: Sequence[int], placement: Placement) -> list[int]:
+        """Where in a tensor of that shape this rank's share begins."""
+        of_mesh = self.traffic.mesh
+        own = int(np.ravel_multi_index(tuple(self._ranks), tuple(self._sizes)))
+        return [int(start) for start, _ in of_mesh.regions(shape, [placement])[0, own]]
 
     def whole(self, share: Tensor, shape: Sequence[int], placement: Placement) -> Tensor:
         """The tensor that shares make up."""

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from loadmaster.errors import InputError
+from loadmaster.executor.partition.redistribute import Redistributor
+from loadmaster.executor.partition.uneven_shares import UnevenShare
 from loadmaster.models.partition.placements import WHOLE, Placement
 
 
@@ -99,22 +100,28 @@ def _container(module: nn.Module) -> nn.Module:
     return _BatchNormShares() if isinstance(module, _BatchNorm) else nn.Module()
 
 
-def as_dtensor(share: Tensor, shape: Sequence[int], mesh: DeviceMesh, placement: Placement) -> Tensor:
-    """This rank's share as what it is: a part of a tensor of that shape."""
+def as_dtensor(values: Tensor, shape: Sequence[int], redistribute: Redistributor, placement: Placement) -> Tensor:
+    """This rank's values as what they are: a share of a tensor of that shape."""
     parts = [Replicate() if part < 0 else Shard(part) for part in placement]
     stride = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(share, mesh, parts, run_check=False, shape=torch.Size(shape), stride=stride)
+    axes = redistribute.traffic.axes
+    if not all(part < 0 or axis.is_even for axis, part in zip(axes, placement, strict=True)):
+        values = UnevenShare(values, redistribute.offsets(shape, placement), shape)
+    return DTensor.from_local(values, redistribute.mesh, parts, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 def local(share: Tensor) -> Tensor:
     """Of a share what this rank has."""
     assert isinstance(share, DTensor)
-    return share._local_tensor
+    held = share._local_tensor
+    return held.own if isinstance(held, UnevenShare) else held
 
 
 def like(share: Tensor, values: Tensor) -> Tensor:
     """Values of this rank that lie as a share does. ``from_local`` would cost twenty times as much."""
     assert isinstance(share, DTensor)
+    held = share._local_tensor
+    values = held.like(values) if isinstance(held, UnevenShare) else values
     return DTensor(values, share._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
