@@ -71,8 +71,8 @@ class PartitionedStep:
         self._constants = {n: self._cut(n, value) for n, value in traced.constants.items()}
         self.module = self._shares_of(model)
         self._shares = self._by_number(self.module)
-        # What had no gradient when the step was captured never gets one.
-        self._frozen = [name for name, share in self.module.named_parameters() if not share.requires_grad]
+        # What needed no gradient when the step was captured never gets one.
+        self._frozen = [(name, n) for name, n in traced.parameters.items() if not self._shares[n].requires_grad]
         expect_right_updates(self.module.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -84,7 +84,10 @@ class PartitionedStep:
         batch = self._calls.batch(Batch(args, kwargs))
         self._calls.expect(batch)
         own = self._shares if shares is self.module else self._by_number(shares)
-        self._expect_frozen(shares)
+        for name, n in self._frozen:
+            if own[n].requires_grad:
+                remedy = "Split the model again with it unfrozen."
+                raise InputError("requires_grad", name, "was frozen when the step was captured", remedy)
         held = {**self._constants, **{n: local(share).detach() for n, share in own.items()}}
         leaves = leaves_of(batch)
         for leaf, n in self.traced.inputs.items():
@@ -150,12 +153,6 @@ class PartitionedStep:
         found: dict[int, Tensor] = {n: parameters[name] for name, n in self.traced.parameters.items()}
         found.update({n: buffers[name] for name, n in self.traced.buffers.items()})
         return found
-
-    def _expect_frozen(self, shares: Shares) -> None:
-        for name in self._frozen:
-            if shares.get_parameter(name).requires_grad:
-                remedy = "Capture and split the model again with it unfrozen."
-                raise InputError("requires_grad", name, "was frozen when the step was captured", remedy)
 
     def _cut(self, tensor: int, whole: Tensor) -> Tensor:
         return self._own(whole, self._split.placements[tensor])

@@ -55,7 +55,9 @@ def expect_right_updates(shares: Iterable[nn.Parameter]) -> None:
     """
     _watch()
     for share in shares:
-        _shares[share] = isinstance(share, DTensor) and not isinstance(share._local_tensor, UnevenShare)
+        # Unequal shares refuse by themselves what is more than elementwise.
+        if isinstance(share, DTensor) and not isinstance(share._local_tensor, UnevenShare):
+            _shares[share] = True
 
 
 @cache
@@ -66,11 +68,7 @@ def _watch() -> None:
 def _expect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if type(optimizer) in ELEMENTWISE or optimizer in _right:
         return
-    # Unequal shares refuse by themselves what is more than elementwise.
-    groups = [
-        {**group, "params": [p for p in group["params"] if p in _shares and _shares[p]]}
-        for group in optimizer.param_groups
-    ]
+    groups = [{**group, "params": [p for p in group["params"] if p in _shares]} for group in optimizer.param_groups]
     if any(group["params"] for group in groups):
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
         _Trial(optimizer, [group for group in groups if group["params"]], has_closure=has_closure).run()

@@ -6,6 +6,7 @@
 means, mean losses         a sum, then a quotient: a share's mean is not the mean of shares
 batch norms in training    sums over the batch, and what is done element by element: the statistics are those of the
                            whole batch, as on one device
+batch norms as they run    what is done element by element with running statistics
 """
 
 from __future__ import annotations
@@ -192,9 +193,30 @@ def _batch_norm(node: fx.Node) -> Rewrite | None:
     return normalized
 
 
+def _batch_norm_as_it_runs(
+    x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, var: Tensor, _momentum: float, eps: float
+) -> list[Tensor]:
+    """With running statistics. The kernel also gives out tensors of no elements, which its backward pass reads."""
+    image = [-1, *[1] * (x.dim() - 2)]
+    out = (x - mean.view(image)) * (var + eps).rsqrt().view(image)
+    out = out if w is None else out * w.view(image)
+    out = out if b is None else out + b.view(image)
+    return [out, mean, var]
+
+
+def _batch_norm_as_it_runs_backward(
+    g: Tensor, x: Tensor, w: Tensor | None, mean: Tensor, var: Tensor, _m: Any, _v: Any, _t: bool, eps: float, *_: Any
+) -> list[Tensor | None]:
+    dims, image = [d for d in range(x.dim()) if d != 1], [-1, *[1] * (x.dim() - 2)]
+    deviation = (var + eps).rsqrt()
+    of_scale = None if w is None else (g * (x - mean.view(image)) * deviation.view(image)).sum(dims)
+    factor = deviation if w is None else deviation * w
+    return [g * factor.view(image), of_scale, g.sum(dims)]
+
+
 def _batch_norm_backward(node: fx.Node) -> Rewrite | None:
     if not node.args[7]:
-        return None
+        return _batch_norm_as_it_runs_backward
 
     def gradients(
         g: Tensor, x: Tensor, w: Tensor | None, _m: Any, _v: Any, mean: Tensor, deviation: Tensor, *_: Any
@@ -225,6 +247,7 @@ REWRITES: dict[Any, Callable[[fx.Node], Rewrite | None]] = {
     aten.nll_loss_forward.default: _likelihood,
     aten.nll_loss2d_forward.default: _likelihood,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _always(_batch_norm_as_it_runs),
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     **{getattr(aten, name).default: _mean_loss for name in _LOSSES.split()},
     **{

@@ -107,8 +107,9 @@ def _expect_local(func: Any, args: Sequence[Any]) -> None:
     """Refuse what is more than elementwise."""
     name = func.name().partition("::")[2]
     of_whole = func == aten.linalg_vector_norm.default and not any(args[2:3])
+    as_it_is = func == aten.view.default and tuple(args[1]) == args[0].shape
     elementwise = torch.Tag.pointwise in func.tags or name.startswith(_LIST_OPERATORS) or func in _MAKE_ANOTHER
-    if not (elementwise or of_whole):
+    if not (elementwise or of_whole or as_it_is):
         remedy = "Take step.state_dict() for whole values, and an optimizer that updates each element by itself."
         raise InputError("share", func.name(), "needs the whole tensor, of which ranks have unequal shares", remedy)
 

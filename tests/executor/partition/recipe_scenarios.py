@@ -295,7 +295,7 @@ def averages(made: Callable[[], PartitionedStep], rank: int) -> None:
 def unfreezing_is_refused(made: Callable[[], PartitionedStep], rank: int) -> None:
     step = made()
     step.module.get_parameter("frozen.weight").requires_grad_(True)
-    with pytest.raises(InputError, match=r"requires_grad: .*frozen\.weight.*Capture"):
+    with pytest.raises(InputError, match=r"requires_grad: .*frozen\.weight.*Split"):
         step(*batches(torch.float64)[0])
 
 
@@ -334,23 +334,21 @@ def _split(model: nn.Module, batch: tuple[Tensor, Tensor], of: Sizes, seed: int)
 
 
 class Checkpointed(nn.Module):
-    """Layers that are homogeneous in their weights, each checkpointed, and dropout.
-
-    Args:
-        act: between them.
-    """
+    """Four blocks, each checkpointed. With ReLU as ``act`` the result is homogeneous in each weight."""
 
     def __init__(self, act: Callable[[Tensor], Tensor], chance: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.up = nn.ModuleList(nn.Linear(8, 16, bias=False) for _ in range(4))
+        self.down = nn.ModuleList(nn.Linear(16, 8, bias=False) for _ in range(4))
         self.act, self.chance = act, chance
 
-    def layer(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self.act(layer(functional.dropout(self.act(x), self.chance)))
+    def block(self, up: nn.Module, down: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = down(functional.dropout(self.act(up(x)), self.chance))
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = checkpoint(self.layer, layer, x, use_reentrant=False)
+        for up, down in zip(self.up, self.down, strict=True):
+            x = checkpoint(self.block, up, down, x, use_reentrant=False)
         return x
 
 
@@ -376,7 +374,7 @@ def checkpoints_are_kept(of: Sizes, rank: int) -> None:
         functional.mse_loss(model(batch[0]), batch[1]).backward()
     with _Calls(torch.ops.aten.gelu.default) as found:
         step(*batch).backward()
-    assert found.count == wanted.count == 16
+    assert found.count == wanted.count == 8
     for name, gradient in step.whole_gradients():
         torch.testing.assert_close(gradient, model.get_parameter(name).grad, rtol=1e-10, atol=1e-12)
 
@@ -385,8 +383,8 @@ def drops_alike_again(of: Sizes, rank: int) -> None:
     """What is computed again drops what was dropped: every layer is homogeneous in its weights, whatever the mask."""
     torch.manual_seed(0)
     model = Checkpointed(functional.relu, 0.5).double()
-    for layer in model.layers:
-        layer.weight.detach().abs_()
+    for parameter in model.parameters():
+        parameter.detach().abs_()
     batch = torch.rand(8, 8).double(), torch.rand(8, 8).double()
 
     def loss(out: Tensor, weights: Tensor) -> Tensor:
@@ -466,7 +464,13 @@ RIGHT = {"Muon", "Lamb", "Adamax"}
 
 def updates_rightly(made: Callable[[], PartitionedStep], right: set[str], rank: int) -> None:
     """An optimizer updates shares as whole tensors, or its first step is refused by name."""
-    step = made()
+    with pytest.MonkeyPatch.context() as patched:
+        # Muon rounds on its way, so that other orders of sums show in the second digit: here it does not.
+        patched.setattr(Tensor, "bfloat16", lambda own: own)
+        _updates_rightly(made(), right)
+
+
+def _updates_rightly(step: PartitionedStep, right: set[str]) -> None:
     start = {name: value.clone() for name, value in step.state_dict().items()}
     (ids, targets), *_ = batches(torch.float64)
     for name, make in OPTIMIZERS.items():
@@ -490,12 +494,10 @@ def updates_rightly(made: Callable[[], PartitionedStep], right: set[str], rank: 
         if refused:
             assert "Use" in refused or "Take" in refused
             continue
-        # Muon computes in bfloat16: other orders of sums differ in the third digit.
-        close = 2e-2 if name == "Muon" else 1e-9
         for key, value in step.state_dict().items():
             wanted = model.state_dict()[key]
             update = (wanted - start[key]).norm()
-            assert (value - wanted).norm() <= close * update + 1e-12, (name, key)
+            assert (value - wanted).norm() <= 1e-9 * update + 1e-12, (name, key)
 
 
 def with_modules(dtype: torch.dtype, of: tuple[int, ...], roles: Roles) -> Callable[[], ModuleStep]:
