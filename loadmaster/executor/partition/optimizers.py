@@ -19,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from loadmaster.errors import InputError
-from loadmaster.executor.partition.uneven_shares import UnevenShare
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +54,7 @@ def expect_right_updates(shares: Iterable[nn.Parameter]) -> None:
     """
     _watch()
     for share in shares:
-        # Unequal shares refuse by themselves what is more than elementwise.
-        if isinstance(share, DTensor) and not isinstance(share._local_tensor, UnevenShare):
+        if isinstance(share, DTensor):
             _shares[share] = True
 
 
@@ -77,6 +75,8 @@ def _expect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 class _Trial:
     """Some steps of another optimizer of that kind, on small shares and on the same whole tensors.
+
+    Small shares are equal. Unequal ones refuse by themselves what is more than elementwise.
 
     Args:
         groups: with what is given of them; their parameters say how shares lie.
@@ -102,7 +102,7 @@ class _Trial:
             return
         try:
             split = self._updated([[_split(one, share) for one, share in group] for group in self._small])
-        except RuntimeError as error:
+        except Exception as error:
             reason = f"does not run on shares: {str(error).splitlines()[0]}"
             raise InputError("optimizer", kind, reason, remedy) from error
         begun = [one for group in self._small for one, _ in group]
@@ -135,7 +135,7 @@ def _small(share: DTensor) -> Tensor:
     """A small tensor that can be split as a share is."""
     extents = [2] * share.dim()
     for size, part in zip(share.device_mesh.shape, share.placements, strict=True):
-        if part.is_shard():
+        if not part.is_replicate():
             extents[part.dim] *= size  # type: ignore[attr-defined]
     return _values(torch.Size(extents), share, 0)
 
