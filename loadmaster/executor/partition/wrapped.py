@@ -35,7 +35,7 @@ def wrap(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     if mesh["replicate"].size() * mesh["shard"].size() > 1:
         _fully_shard(model, layout, mesh, names)
     else:
-        for parameter in model.parameters():
+        for parameter in filter(lambda one: one.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(_as_its_parameter)  # type: ignore[no-untyped-call]
 
 

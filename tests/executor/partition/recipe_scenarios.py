@@ -379,6 +379,19 @@ def checkpoints_are_kept(of: Sizes, rank: int) -> None:
         torch.testing.assert_close(gradient, model.get_parameter(name).grad, rtol=1e-10, atol=1e-12)
 
 
+def checkpoints_of_modules_are_kept(of: tuple[int, ...], roles: Roles, rank: int) -> None:
+    """The model's own code runs, so that PyTorch computes again what is checkpointed."""
+    torch.manual_seed(0)
+    model = Checkpointed(functional.gelu, 0.0).double()
+    batch = torch.randn(8, 8).double(), torch.randn(8, 8).double()
+    problem = capture(model, batch, functional.mse_loss, axes=axes(*of, gbps=1e6))
+    plan = under(problem, roles)
+    step = apply(model, batch, functional.mse_loss, problem=problem, plan=plan, executor="module")
+    with _Calls(torch.ops.aten.gelu.default) as found:
+        step(*batch).backward()
+    assert found.count == 8
+
+
 def drops_alike_again(of: Sizes, rank: int) -> None:
     """What is computed again drops what was dropped: every layer is homogeneous in its weights, whatever the mask."""
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ def test_ranks_train_as_one_device_and_resume_on_any_mesh(tmp_path: Path) -> Non
         "averages": partial(recipes.averages, unequal),
         "frozen": partial(recipes.unfreezing_is_refused, two),
         "checkpoints": partial(recipes.checkpoints_are_kept, (2,)),
+        "checkpoints of modules": partial(recipes.checkpoints_of_modules_are_kept, (2,), ("shard",)),
         "dropout": partial(recipes.drops_alike_again, (2,)),
         "modes": partial(recipes.has_one_mode, (2,)),
         "optimizers": partial(recipes.updates_rightly, two, recipes.RIGHT),
