@@ -36,7 +36,6 @@ _MAKE_ANOTHER = frozenset(
         aten.zeros_like.default,
         aten.ones_like.default,
         aten.full_like.default,
-        aten.new_zeros.default,
     }
 )
 
@@ -61,9 +60,9 @@ class UnevenShare(Tensor):
         found.own, found.offsets, found.whole = values, torch.Size(offsets), torch.Size(whole)
         return found
 
-    def like(self, values: Tensor) -> Tensor:
-        """Other values in this place; what is of another shape has none."""
-        return UnevenShare(values, self.offsets, self.whole) if values.shape == self.shape else values
+    def like(self, values: Tensor) -> UnevenShare:
+        """Other values in this place."""
+        return UnevenShare(values, self.offsets, self.whole)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"UnevenShare({self.own}, offsets={list(self.offsets)}, whole={list(self.whole)})"
@@ -77,19 +76,21 @@ class UnevenShare(Tensor):
         Raises:
             InputError: it needs more than those.
         """
-        _expect_local(func, args)
+        if not _is_local(func, args):
+            raise _needs_the_whole(func)
         made = func(*map(_values, args), **{name: _values(value) for name, value in (kwargs or {}).items()})
         if func in _NORMS or made is None:
             return made
-        first = next(value for value in args if _holds_share(value))
-        if isinstance(made, (list, tuple)):
-            given = first if isinstance(first, (list, tuple)) else [first] * len(made)
-            return [
-                one.like(new) if isinstance(one, UnevenShare) else new for one, new in zip(given, made, strict=True)
-            ]
-        if func._schema.is_mutable:
+        if func._schema.is_mutable and not isinstance(made, (list, tuple)):
             return args[0]
-        return first.like(made)
+        first = next(value for value in args if _holds_share(value))
+        pairs = zip(first, made, strict=True) if isinstance(made, (list, tuple)) else [(first, made)]
+        found = []
+        for one, new in pairs:
+            if isinstance(one, UnevenShare) and new.shape != one.shape:
+                raise _needs_the_whole(func)
+            found.append(one.like(new) if isinstance(one, UnevenShare) else new)
+        return found if isinstance(made, (list, tuple)) else found[0]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(self.offsets, self.shape)]
@@ -103,15 +104,19 @@ class UnevenShare(Tensor):
         return self.own
 
 
-def _expect_local(func: Any, args: Sequence[Any]) -> None:
-    """Refuse what is more than elementwise."""
+def _is_local(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator is elementwise, or a norm of all elements."""
     name = func.name().partition("::")[2]
-    of_whole = func == aten.linalg_vector_norm.default and not any(args[2:3])
-    as_it_is = func == aten.view.default and tuple(args[1]) == args[0].shape
-    elementwise = torch.Tag.pointwise in func.tags or name.startswith(_LIST_OPERATORS) or func in _MAKE_ANOTHER
-    if not (elementwise or of_whole or as_it_is):
-        remedy = "Take step.state_dict() for whole values, and an optimizer that updates each element by itself."
-        raise InputError("share", func.name(), "needs the whole tensor, of which ranks have unequal shares", remedy)
+    if func == aten.linalg_vector_norm.default:
+        return not any(args[2:3])
+    if func == aten.view.default:
+        return tuple(args[1]) == tuple(args[0].shape)
+    return torch.Tag.pointwise in func.tags or name.startswith(_LIST_OPERATORS) or func in _MAKE_ANOTHER
+
+
+def _needs_the_whole(func: Any) -> InputError:
+    remedy = "Take step.state_dict() for whole values, and an optimizer that updates each element by itself."
+    return InputError("share", func.name(), "needs the whole tensor, of which ranks have unequal shares", remedy)
 
 
 def _values(given: Any) -> Any:

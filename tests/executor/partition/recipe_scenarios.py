@@ -29,7 +29,9 @@ from loadmaster.executor.partition.graph_step import PartitionedStep
 from loadmaster.executor.partition.module_step import ModuleStep
 from loadmaster.executor.partition.traced import TracedStep, traced_step
 from loadmaster.executor.steps.batch import batch_of
+from loadmaster.executor.steps.step import Loss
 from loadmaster.models.partition.choices import coarsened
+from loadmaster.models.partition.documents import read_problem, write_problem
 from loadmaster.models.partition.plan import PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from tests.executor.partition.module_scenarios import Roles, under
@@ -148,10 +150,22 @@ def traced_tied(dtype: torch.dtype) -> TracedStep:
     return traced_step(tied(dtype), batch_of(batches(dtype)[0]), rows_loss)
 
 
+def captured(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss) -> PartitionProblem:
+    """One rank captures for all, whatever the mesh."""
+    said: list[object] = [None]
+    if dist.get_rank() == 0:
+        said = [write_problem(capture(model, batch, loss, axes=axes(2)))]
+    dist.broadcast_object_list(said)
+    return read_problem(said[0])
+
+
 @cache
+def captured_tied(dtype: torch.dtype) -> PartitionProblem:
+    return captured(tied(dtype), batches(dtype)[0], rows_loss)
+
+
 def problem_of(dtype: torch.dtype, of: Sizes) -> PartitionProblem:
-    problem = capture(tied(dtype), batches(dtype)[0], rows_loss, axes=axes(2))
-    return replace(problem, axes=axes(*of, latency_us=1.0))
+    return replace(captured_tied(dtype), axes=axes(*of, latency_us=1.0))
 
 
 def divided(problem: PartitionProblem, seed: int) -> Splits:
@@ -327,7 +341,7 @@ def has_one_mode(of: Sizes, rank: int) -> None:
 
 
 def _split(model: nn.Module, batch: tuple[Tensor, Tensor], of: Sizes, seed: int) -> PartitionedStep:
-    problem = capture(model, batch, functional.mse_loss, axes=axes(*of, latency_us=1.0))
+    problem = replace(captured(model, batch, functional.mse_loss), axes=axes(*of, latency_us=1.0))
     step = apply(model, batch, functional.mse_loss, problem=problem, plan=plan_of(problem, divided(problem, seed)))
     assert isinstance(step, PartitionedStep)
     return step
@@ -384,7 +398,7 @@ def checkpoints_of_modules_are_kept(of: tuple[int, ...], roles: Roles, rank: int
     torch.manual_seed(0)
     model = Checkpointed(functional.gelu, 0.0).double()
     batch = torch.randn(8, 8).double(), torch.randn(8, 8).double()
-    problem = capture(model, batch, functional.mse_loss, axes=axes(*of, gbps=1e6))
+    problem = replace(captured(model, batch, functional.mse_loss), axes=axes(*of, gbps=1e6))
     plan = under(problem, roles)
     step = apply(model, batch, functional.mse_loss, problem=problem, plan=plan, executor="module")
     with _Calls(torch.ops.aten.gelu.default) as found:
@@ -403,7 +417,7 @@ def drops_alike_again(of: Sizes, rank: int) -> None:
     def loss(out: Tensor, weights: Tensor) -> Tensor:
         return (out * weights).sum()
 
-    problem = capture(model, batch, loss, axes=axes(*of, latency_us=1.0))
+    problem = replace(captured(model, batch, loss), axes=axes(*of, latency_us=1.0))
     for seed in range(2):
         plan = plan_of(problem, divided(problem, seed))
         step = apply(model, batch, loss, problem=problem, plan=plan)
