@@ -14,5 +14,5 @@ def mps(seen: View) -> bytes:
     """The program under the plan's budget. What only the check can tell is not in it."""
     problem, budget_bytes = seen.problem, seen.plan.budget_bytes
     of = [options(problem, shard) for shard in range(len(problem.shards))]
-    formulated = formulate(problem, of, budget_bytes, scale_us=1.0)
+    formulated = formulate(problem, of, budget_bytes, unit_us=1.0)
     return mps_file(formulated.program, seen.plan, f"configurations of shards, hosts within {budget_bytes} bytes")
