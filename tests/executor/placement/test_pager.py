@@ -189,8 +189,9 @@ def test_shapes_that_alternate_have_a_plan_each() -> None:
     assert [step.planned for step in paged.stats[6:]] == [1.0] * 6
     assert max(step.peak_bytes for step in paged.stats) <= int(0.6 * peak_bytes(Case()))
     by_demand = trained_by_demand(case, 12, int(0.6 * peak_bytes(Case())))
+    # Not none: each plan is made for a step of its own shape before it, which left other pages on the device.
     for planned, missed in zip(paged.stats[-2:], by_demand.stats[-2:], strict=True):
-        assert planned.faults <= 0.1 * missed.faults
+        assert planned.faults <= 0.5 * missed.faults
 
 
 @pytest.mark.slow
