@@ -39,7 +39,7 @@ from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 _CLOSE = 1e-9
 # What solvers tolerate: of a bound of theirs, scaled to about one, so much is not proved.
 _TOLERANCE = 1e-6
-# Numbers of all costs up to which a program says what memory is needed.
+# Numbers of all costs up to which elimination takes no time worth counting, nor a program of what memory is needed.
 _SMALL = 100_000
 _BLOCKERS = 3
 _ANY_BYTES = 1 << 62
@@ -167,6 +167,9 @@ class _Run:
         self.best, self.verdict, self.works_bytes = run.best, run.verdict, run.works_bytes
         self._say("roles", "one tried")
 
+    def _is_small(self) -> bool:
+        return sum(costs.size for costs in self.choices.pairs.values()) <= _SMALL
+
     def _bound_of_all(self) -> None:
         """Of plans of every sort."""
         with self.effort.on_clock("solve"):
@@ -177,8 +180,12 @@ class _Run:
             self._solved_program(integer=False)
 
     def _auto(self) -> None:
-        """Without the budget first; where that is too much, under it."""
-        self._eliminated(self._by_hand)
+        """Without the budget first; where that is too much, under it. Methods by hand come before what takes long."""
+        if self._is_small():
+            self._eliminated(self._by_hand)
+        else:
+            self._by_hand()
+            self._eliminated()
         if self.best is None and not self._done():
             self._least()
         if self._is_infeasible():
@@ -231,7 +238,7 @@ class _Run:
         take = functools.partial(self._try, "least memory")
         with self.effort.on_clock("solve"):
             least_bytes(self.choices, moments, take, prove, stop)
-        while not stop() and sum(costs.size for costs in self.choices.pairs.values()) <= _SMALL:
+        while not stop() and self._is_small():
             assert self.works_bytes is not None, "an assignment was found"
             with self.effort.on_clock("build"):
                 program = transport.formulate(
