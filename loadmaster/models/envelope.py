@@ -12,6 +12,9 @@ from loadmaster.models.shown import ShownPlan
 # Above a year in microseconds for each of a hundred million operators: a mistake in units.
 _LARGEST = 1e21
 
+# What ends a search; see :class:`Plan`.
+STOPPED_BY = ("gap", "time", "cancel", "crash", "proof", "method", "nothing")
+
 Total = Annotated[float, Bounds(ge=0, le=_LARGEST)]
 
 

@@ -219,6 +219,8 @@ class Kind:
         plan: planner: (problem, options, *, on_progress, cancelled) -> checked plan.
         methods: what ``options.method`` may be, ``auto`` first.
         limit: what its plans are made under, if anything.
+        statements: models: what the fields of its plans are (:class:`loadmaster.models.statements.Statements`); None:
+            all that its plans have beside what every plan has is left to ``check``.
         views: api: the module that shows plans in words (see :class:`loadmaster.api.report.views.Views`).
         exports: what plans can be written as.
         simulate: api: (problem, policies, limit, plan or None) -> :class:`loadmaster.api.report.simulation.Simulated`:
@@ -247,6 +249,7 @@ class Kind:
     capture: str | None = None
     captured_by_default: bool = False
     summary: str | None = None
+    statements: str | None = None
     simulate: str | None = None
     policies: tuple[str, ...] = ()
     measurement: str | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadmaster.errors import InputError
+from loadmaster.models.checking import checked
 from loadmaster.models.documents import MEASUREMENT_SCHEMA, Document, load_document, write
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
@@ -51,6 +52,7 @@ KINDS: dict[str, Kind] = {
         documents="loadmaster.models.memory.documents",
         validate="loadmaster.models.memory.graph_rules:check_problem",
         check="loadmaster.models.memory.checker:check_plan",
+        statements="loadmaster.models.memory.statements:STATEMENTS",
         plan="loadmaster.planner.memory.driver:plan_memory",
         methods=("auto", "monet", "checkmate", "chen", "gist", "plain"),
         limit=budget(
@@ -88,6 +90,7 @@ KINDS: dict[str, Kind] = {
         documents="loadmaster.models.collective.documents",
         validate="loadmaster.models.collective.problem_rules:check_problem",
         check="loadmaster.models.collective.checker:check_plan",
+        statements="loadmaster.models.collective.statements:STATEMENTS",
         plan="loadmaster.planner.collective.driver:plan_collective",
         methods=("auto", "greedy", "pipeline", "cpsat"),
         views="loadmaster.api.report.collective.views",
@@ -119,6 +122,7 @@ KINDS: dict[str, Kind] = {
         documents="loadmaster.models.placement.documents",
         validate="loadmaster.models.placement.documents:check_problem",
         check="loadmaster.models.placement.checker:check_plan",
+        statements="loadmaster.models.placement.statements:STATEMENTS",
         plan="loadmaster.planner.placement.driver:plan_placement",
         methods=("auto", "greedy"),
         limit=budget(
@@ -145,6 +149,7 @@ KINDS: dict[str, Kind] = {
         documents="loadmaster.models.partition.documents",
         validate="loadmaster.models.partition.documents:check_problem",
         check="loadmaster.models.partition.checker:check_plan",
+        statements="loadmaster.models.partition.statements:STATEMENTS",
         plan="loadmaster.planner.partition.driver:plan_partition",
         methods=(
             "auto",
@@ -179,6 +184,7 @@ KINDS: dict[str, Kind] = {
         documents="loadmaster.models.graph.documents",
         validate="loadmaster.models.graph.documents:check_problem",
         check="loadmaster.models.graph.checker:check_plan",
+        statements="loadmaster.models.graph.statements:STATEMENTS",
         plan="loadmaster.planner.graph.driver:plan_graph",
         methods=("auto", "hector", "vanilla", "unfused"),
         limit=budget(
@@ -203,6 +209,7 @@ KINDS: dict[str, Kind] = {
         documents="loadmaster.models.index.documents",
         validate="loadmaster.models.index.documents:check_problem",
         check="loadmaster.models.index.checker:check_plan",
+        statements="loadmaster.models.index.statements:STATEMENTS",
         plan="loadmaster.planner.index.driver:plan_index",
         methods=("auto", "greedy", "one-for-all"),
         limit=budget(
@@ -356,23 +363,9 @@ def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
 
 
 def check_plan(problem: Problem, plan: Plan) -> Verdict:
-    """Replay a plan against its problem, independently of how it was found, under the limits of both.
+    """Replay a plan against its problem, independently of how it was found, and recompute all else that it states.
 
     Raises:
-        InputError: the plan belongs to another problem, or holds no schedule.
+        InputError: the plan belongs to another problem, or its fields do not go together.
     """
-    kind = kind_named(problem.kind)
-    if plan.kind != kind.name:
-        remedy = "Plan this problem again, or give the problem the plan was made for."
-        raise InputError("kind", plan.kind, f"is another kind than the problem's, {kind.name}", remedy)
-    verdict: Verdict = resolve(kind.check)(problem, under_both_limits(problem, plan))
-    return verdict
-
-
-def under_both_limits(problem: Problem, plan: Plan) -> Plan:
-    """The plan, held to the limit that its problem states where that is the stricter one."""
-    limit = kind_named(problem.kind).limit
-    stated = None if limit is None else limit.stated(problem)
-    if limit is None or stated is None or limit.of_plan(plan) <= stated:
-        return plan
-    return limit.set(plan, stated)
+    return checked(kind_named(problem.kind), problem, plan).verdict

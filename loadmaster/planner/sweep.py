@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.models.checking import restated
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit, Problem, Verdict, resolve
 from loadmaster.models.kinds import kind_named, limit_of
@@ -256,10 +257,11 @@ def _moved(problem: Problem, limit: Limit, plan: Plan, value: int) -> Plan:
 
 def _checked(problem: Problem, plan: Plan, otherwise: str) -> Plan:
     """A plan that was made for something narrower, with what the checker says of it here."""
-    verdict: Verdict = resolve(kind_named(problem.kind).check)(problem, plan)
+    kind = kind_named(problem.kind)
+    verdict: Verdict = resolve(kind.check)(problem, plan)
     if not verdict.ok:
         raise CheckFailedError(f"{otherwise}: {verdict.violations[0]}")
-    return replace(plan, check=verdict.summary())
+    return restated(kind, problem, plan, verdict)
 
 
 def _with_bound(problem: Problem, limit: Limit, plan: Plan, bound: float | None) -> Plan:

@@ -18,7 +18,7 @@ from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.stand_ins import standing_in_for_values
 from loadmaster.executor.steps.step import Loss
-from loadmaster.models.partition.checker import check_plan
+from loadmaster.models.kinds import check_plan
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import Axis, PartitionProblem
 
@@ -58,8 +58,9 @@ def apply(
         raise InputError("executor", executor, "is unknown", f"Choose one of: {', '.join(get_args(Executor))}.")
     expect_equal_shares(executor, problem.axes)
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, f"does not hold: {verdict.violations[0]}", "Plan again.")
+    if plan.splits is None or not verdict.ok:
+        wrong = "holds no splits" if verdict.ok else f"does not hold: {verdict.violations[0]}"
+        raise InputError("plan", plan.name, wrong, "Plan again.")
     given = batch_of(batch)
     modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
     with standing_in_for_values(modules, given, device_type() if mesh is None else mesh.device_type) as present:

@@ -20,6 +20,11 @@ from loadmaster.models.collective.plan import Form
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.throughput import throughput_bound_ns
 
+# What bounds an algorithm while nothing is proved of its size.
+NOTHING_YET = "nothing yet"
+# The argument of a bound that a solver found (:mod:`loadmaster.models.collective.routing_bound`).
+ROUTING = "routing relaxation"
+
 
 @dataclass(frozen=True)
 class FormProof:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from loadmaster.models.index.options import options
+from loadmaster.models.index.plan import Infeasibility
 from loadmaster.models.index.problem import IndexProblem
+
+# Shards that an answer without a plan names.
+_BLOCKERS = 3
 
 
 def whole_bytes(problem: IndexProblem) -> int:
@@ -21,6 +27,36 @@ def least_by_host(problem: IndexProblem) -> list[int]:
 def least_bytes(problem: IndexProblem) -> int:
     """The smallest budget under which there is a plan, where hosts have as much."""
     return max(least_by_host(problem))
+
+
+def lacking(problem: IndexProblem, budget_bytes: int) -> Infeasibility | None:
+    """The host that lacks most, where every shard has what takes least memory; None: all hosts have enough."""
+    least = least_by_host(problem)
+    hosts = range(len(least))
+    short = [least[h] - problem.room_bytes(h, budget_bytes) for h in hosts]
+    rooms = [host.memory_bytes for host in problem.hosts]
+    own = [h for h, room in enumerate(rooms) if room is not None and least[h] > room]
+    worst = max(own or hosts, key=lambda h: short[h])
+    if short[worst] <= 0:
+        return None
+    here = [s for s, shard in enumerate(problem.shards) if shard.host == worst]
+    largest = sorted(here, key=lambda s: -options(problem, s)[0].size_bytes)[:_BLOCKERS]
+    names = tuple(problem.shards[s].name for s in largest)
+    return Infeasibility(least[worst], short[worst], problem.hosts[worst].name, names, not own)
+
+
+def least_us(problem: IndexProblem) -> float:
+    """What no plan goes below: every shard at its quickest, on all threads alike where they are not given."""
+    quickest = [options(problem, s)[-1].time_us for s in range(len(problem.shards))]
+    if problem.objective == "sum":
+        return sum(quickest)
+    by_host, given = [0.0] * len(problem.hosts), defaultdict[tuple[int, int], float](float)
+    for shard, took in zip(problem.shards, quickest, strict=True):
+        by_host[shard.host] += took
+        if shard.thread is not None:
+            given[shard.host, shard.thread] += took
+    even = [took / host.threads for host, took in zip(problem.hosts, by_host, strict=True)]
+    return max(*even, *quickest, *given.values())
 
 
 def spread(problem: IndexProblem, count: int) -> list[int]:

@@ -20,6 +20,13 @@ def least_bytes(problem: PlacementProblem) -> tuple[int, int]:
     return int(needed[at]), at
 
 
+def least_us(problem: PlacementProblem, budget_bytes: int) -> float:
+    """What no step takes less than: its operators, or the links for what does not fit, which each step brings back."""
+    away_bytes = max(0, peak_bytes(problem) - budget_bytes)
+    gbps = sum(tier.from_gbps for tier in problem.tiers)
+    return max(problem.compute_us, away_bytes / (gbps * 1e3) if gbps else 0.0)
+
+
 def spread(problem: PlacementProblem, count: int) -> list[int]:
     """``count`` budgets from the least to the peak, ascending, evenly spread."""
     low, high = least_bytes(problem)[0], peak_bytes(problem)

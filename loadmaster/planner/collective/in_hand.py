@@ -12,7 +12,8 @@ from dataclasses import replace
 from loadmaster.models.collective.collectives import cuts
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.planner.collective.one_size import NOTHING_YET, OneSize
+from loadmaster.models.collective.proof import NOTHING_YET
+from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.collective.table import MOST_MESSAGES, at_size
 
 

@@ -21,7 +21,7 @@ from loadmaster.models.collective.collectives import forms_of
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.proof import Proof, prove
+from loadmaster.models.collective.proof import NOTHING_YET, ROUTING, Proof, prove
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.routing_bound import formulate
 from loadmaster.planner.collective.baseline import Baseline
@@ -64,8 +64,6 @@ GIVES_UP = 0.9
 CHECKS = 4
 # CP-SAT and contiguity do not go through schedules of more messages than that.
 MOST_EXACT = 1 << 13
-# By what a bound of 0 is proved.
-NOTHING_YET = "nothing yet"
 
 
 class OneSize:
@@ -225,7 +223,7 @@ class OneSize:
         )
         if solution.bound is None or solution.status is SolverStatus.INFEASIBLE:
             return
-        proved = Bound(relaxation.proved_ns(solution.bound), "routing relaxation")
+        proved = Bound(relaxation.proved_ns(solution.bound), ROUTING)
         if proved.ns > known.ns:
             self._proof = self.proof.with_bound(weakest.form, proved)
 

@@ -6,7 +6,6 @@ or the plan. What takes no longer than every shard at its quickest is the best p
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedErro
 from loadmaster.models.index.changes import changes
 from loadmaster.models.index.checker import Check, check
 from loadmaster.models.index.formulation import Formulated, formulate
-from loadmaster.models.index.limits import least_by_host
+from loadmaster.models.index.limits import lacking, least_us
 from loadmaster.models.index.options import Option, options
 from loadmaster.models.index.plan import Choice, IndexPlan, Infeasibility
 from loadmaster.models.index.problem import IndexProblem
@@ -27,7 +26,6 @@ from loadmaster.solvers.solution import Solution, relative_gap
 
 # Sums of the same times in another order are equal to so many digits.
 _CLOSE = 1e-9
-_BLOCKERS = 3
 # A solver holds a row to its tolerance, the checker to the byte: what is over by less is excluded, so many times.
 _MOST_ROUNDS = 20
 
@@ -68,15 +66,15 @@ class _Run:
         self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
         with effort.on_clock("build"):
             self.options = [options(problem, s) for s in range(len(problem.shards))]
-            self.bound = self._at_its_quickest()
+            self.bound = least_us(problem)
         self.best: _Found | None = None
 
     def plan(self) -> IndexPlan:
         if self.effort.cancelled():
             raise CancelledError("cancelled before a plan was found")
-        lacking = self._infeasibility()
-        if lacking is not None:
-            return self._answer(lacking)
+        missing = lacking(self.problem, self.budget_bytes)
+        if missing is not None:
+            return self._empty("proof", missing)
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             self._by_rule(self.effort.options.method)
             if self.effort.options.method == "auto":
@@ -88,34 +86,7 @@ class _Run:
                 f"no configuration serves all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or "
                 "the method auto, which gives each shard its own."
             )
-        return self._answer(None)
-
-    def _at_its_quickest(self) -> float:
-        """What no plan goes below: every shard at its quickest, on all threads alike where they are not given."""
-        quickest = [of[-1].time_us for of in self.options]
-        if self.problem.objective == "sum":
-            return sum(quickest)
-        by_host, given = [0.0] * len(self.problem.hosts), defaultdict[tuple[int, int], float](float)
-        for shard, took in zip(self.problem.shards, quickest, strict=True):
-            by_host[shard.host] += took
-            if shard.thread is not None:
-                given[shard.host, shard.thread] += took
-        even = [took / host.threads for host, took in zip(self.problem.hosts, by_host, strict=True)]
-        return max(*even, *quickest, *given.values())
-
-    def _infeasibility(self) -> Infeasibility | None:
-        """The host that lacks most, where every shard has what takes least."""
-        least = least_by_host(self.problem)
-        hosts = range(len(least))
-        short = [least[h] - self.problem.room_bytes(h, self.budget_bytes) for h in hosts]
-        own = [h for h in hosts if least[h] > self.problem.room_bytes(h, least[h])]
-        worst = max(own or hosts, key=lambda h: short[h])
-        if short[worst] <= 0:
-            return None
-        here = [s for s, shard in enumerate(self.problem.shards) if shard.host == worst]
-        largest = sorted(here, key=lambda s: -self.options[s][0].size_bytes)[:_BLOCKERS]
-        names = tuple(self.problem.shards[s].name for s in largest)
-        return Infeasibility(least[worst], short[worst], self.problem.hosts[worst].name, names, not own)
+        return self._answer()
 
     def _by_rule(self, method: str) -> None:
         with self.effort.on_clock("solve"):
@@ -229,13 +200,11 @@ class _Run:
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self._bound_below())
 
-    def _answer(self, lacking: Infeasibility | None) -> IndexPlan:
-        if lacking is not None:
-            return self._empty("proof", lacking)
+    def _answer(self) -> IndexPlan:
         assert self.best is not None, "rules found a plan"
         return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved(self.best)))
 
-    def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> IndexPlan:
+    def _empty(self, stopped_by: str, missing: Infeasibility | None = None) -> IndexPlan:
         """What every answer says of the run."""
         return IndexPlan(
             name=self.problem.name,
@@ -249,7 +218,7 @@ class _Run:
             check={},
             options=self.effort.options.to_document(),
             budget_bytes=self.budget_bytes,
-            infeasibility=lacking,
+            infeasibility=missing,
         )
 
     def _plan(self, found: _Found, stopped_by: str) -> IndexPlan:

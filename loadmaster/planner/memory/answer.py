@@ -7,6 +7,7 @@ from dataclasses import replace
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.statements import overhead_gap
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import relative_gap
@@ -41,7 +42,7 @@ def plan_of(
         objective=verdict.objective,
         bound=bound,
         gap=gap,
-        overhead_gap=_overhead_gap(verdict.objective, bound, unconstrained),
+        overhead_gap=overhead_gap(verdict.objective, bound, unconstrained),
         unconstrained=unconstrained,
         unit=problem.unit,
         method=method,
@@ -67,7 +68,7 @@ def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) ->
         plan,
         bound=bound,
         gap=gap,
-        overhead_gap=_overhead_gap(plan.objective, bound, least),
+        overhead_gap=overhead_gap(plan.objective, bound, least),
         unconstrained=least,
         status="optimal" if proved else "feasible",
     )
@@ -76,16 +77,6 @@ def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) ->
 def at_most(bound: float | None, objective: float) -> float | None:
     """A proved bound, which is the objective itself where only rounding tells them apart."""
     return objective if bound is not None and bound >= objective * (1 - ROUNDING) else bound
-
-
-def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -> float | None:
-    """The gap on what the budget costs beyond the unconstrained step."""
-    if bound is None:
-        return None
-    overhead = objective - unconstrained
-    if overhead <= ROUNDING * unconstrained:
-        return 0.0
-    return relative_gap(overhead, max(0.0, bound - unconstrained))
 
 
 def lesser(a: float | None, b: float | None) -> float | None:

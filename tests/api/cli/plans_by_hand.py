@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadmaster.models.documents import Document
 from loadmaster.models.kinds import read_problem
+from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Compute, Infeasibility, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained_cost
@@ -28,22 +29,23 @@ def plan_by_hand(document: Document, budget_bytes: int, **changes: object) -> Me
     schedule = recompute_everything(problem)
     objective = sum(problem.forward[c.forward].implementations[0].time_us for s in schedule.stages for c in s.computes)
     objective += sum(b.implementations[0].time_us for b in problem.backward)
+    unconstrained, bound = unconstrained_cost(problem), 0.9 * objective
     fields: dict[str, object] = {
         "name": problem.name,
         "problem_sha256": problem.sha256,
         "budget_bytes": budget_bytes,
         "status": "feasible",
         "objective": objective,
-        "bound": 0.9 * objective,
+        "bound": bound,
         "gap": 0.1,
-        "overhead_gap": 0.4,
-        "unconstrained": unconstrained_cost(problem),
+        "overhead_gap": min(1.0, (objective - bound) / (objective - unconstrained)),
+        "unconstrained": unconstrained,
         "unit": "us",
         "method": "by hand",
         "stopped_by": "time",
         "seconds": {"build": 0.0, "solve": 1.0, "check": 0.0},
         "solver": {"name": "none", "version": "0"},
-        "check": {"ok": True, "peak_bytes": budget_bytes, "peak_at": "backward 1 (loss backward)"},
+        "check": check(problem, schedule, budget_bytes).summary(),
         "schedule": schedule,
     }
     return MemoryPlan(**(fields | changes))  # type: ignore[arg-type]

@@ -50,9 +50,9 @@ def plan(problem: Path) -> Path:
 def test_plan_says_what_it_found(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", problem, "--method", "greedy") == 0
     out, _ = capsys.readouterr()
-    assert "a ring: optimal" in out
+    assert "a ring: feasible" in out
     assert THREE_STEPS in out
-    assert "dilation" in out
+    assert "ingress ports of a rank" in out
     assert run("plan", problem, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["objective"], found["unit"]) == ("collective", 3.3, "us")
@@ -100,14 +100,16 @@ def test_check_passes_right_plans_and_fails_wrong_ones(
     assert run("check", problem, plan) == 0
     assert f"passed: 1 algorithms, 12 sends, {THREE_STEPS}" in capsys.readouterr().out
     document = json.loads(plan.read_text())
+    document["algorithms"][0]["bound_by"] = "a dream"
+    plan.write_text(json.dumps(document))
+    assert run("check", problem, plan) == 1
+    assert "algorithms[0].bound_by: the plan says 'a dream'" in capsys.readouterr().out
     document["algorithms"][0]["sends"][-1]["start_ns"] -= 1
-    document["objective"] = 3.2
     plan.write_text(json.dumps(document))
     assert run("check", problem, plan) == 1
     out, _ = capsys.readouterr()
     assert out.startswith("FAILED")
     assert "is there at" in out
-    assert "claims an objective of 3.2" in out
     assert run("check", problem, plan, "--json") == 1
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["ok"], verdict["algorithms"]) == (False, 1)
@@ -144,7 +146,7 @@ def test_show_finds_the_problem_beside_the_plan(plan: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert run("show", plan) == 0
     out, _ = capsys.readouterr()
-    assert "a ring: optimal" in out
+    assert "a ring: feasible" in out
     assert "4 of 8" in out  # links in use
     assert "100.00 %" in out
     assert run("show", plan, "--snapshot", plan.parent / "memory.pickle") == 2
@@ -162,7 +164,7 @@ def test_through_a_service(
     service = start_service(planner="tests.api.collective_by_hand:HandFloor", workers=1).url
     output = problem.parent / "far.json"
     assert run("plan", problem, "--server", service, "-o", output) == 0
-    assert "a ring: optimal" in capsys.readouterr().out
+    assert "a ring: feasible" in capsys.readouterr().out
     assert run("check", problem, output) == 0
     capsys.readouterr()
     assert run("submit", problem, "--seed", "1", "--server", service) == 0

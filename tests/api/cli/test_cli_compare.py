@@ -30,7 +30,7 @@ def written(path: Path, blocks: int = 6, budget_bytes: int = 8 * MEGABYTE, **cha
 def test_figures_of_both_and_the_difference(tmp_path: Path, capsys: Output) -> None:
     first = written(tmp_path / "a.json", objective=20_000.0, bound=10_000.0, options={"seed": 0, "gap": 0.1})
     changed: dict[str, Any] = {"objective": 15_000.0, "bound": 10_000.0, "options": {"seed": 3, "gap": 0.1}}
-    second = written(tmp_path / "b.json", budget_bytes=12 * MEGABYTE, **changed)
+    second = written(tmp_path / "b.json", budget_bytes=12 * MEGABYTE, check={"peak_bytes": 6 * MEGABYTE}, **changed)
     assert run("compare", first, second) == 0
     out, err = capsys.readouterr()
     rows = {line[:14].strip(): line for line in out.splitlines()}

@@ -263,8 +263,12 @@ def test_check_passes_a_good_plan(problem: Path, plan: Path, capsys: pytest.Capt
     ("change", "says"),
     [
         ({"budget_bytes": 1000}, "over the budget"),
-        ({"objective": 1.0}, "claims an objective"),
-        ({"bound": 1e9}, "claims a bound"),
+        ({"objective": 1.0}, "objective: the plan says 1.0, recomputed 33200.0"),
+        ({"bound": 1e9}, "bound: the plan says 1000000000.0, above its own objective of 33200.0"),
+        ({"gap": 0.05}, "gap: the plan says 0.05, recomputed 0."),
+        ({"status": "optimal"}, "status: the plan says 'optimal', recomputed 'feasible'"),
+        ({"unconstrained": 1.0}, "unconstrained: the plan says 1.0, recomputed 18200.0"),
+        ({"check": {"ok": True, "peak_bytes": 1}}, f"check.peak_bytes: the plan says 1, recomputed {PEAK}"),
     ],
 )
 def test_check_refuses_a_bad_plan(

@@ -36,7 +36,8 @@ from loadmaster.executor.memory.fit.trials import (
 )
 from loadmaster.executor.memory.fit.values import Comparison, Difference
 from loadmaster.executor.steps.timeline import record
-from loadmaster.models.memory.checker import Check, check_plan
+from loadmaster.models.kinds import check_plan
+from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -393,4 +394,5 @@ def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
     verdict = check_plan(problem, plan)
     if not verdict.ok:
         raise CheckFailedError(f"the planner's plan breaks its problem: {verdict.violations[0]}")
+    assert isinstance(verdict, Check), "there is a schedule"
     return verdict
