@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch._functorch import compile_utils
+from torch._functorch import compile_utils, partitioners
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
@@ -74,22 +74,43 @@ def keep_draws(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if not is_random(node) or node.meta.get(_RECOMPUTE) in _BY_USER:
             continue
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
-        else:
-            for result in [user for user in node.users if user.target is operator.getitem]:
-                _keep_result(graph, result)
+        node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+        for result in _results(node):
+            _keep_result(graph, result)
+
+
+def _results(node: fx.Node) -> list[fx.Node]:
+    """Tensors that are taken out of a node of several results; none of a node of one."""
+    taken = [user for user in node.users if user.target is operator.getitem]
+    return [result for result in taken if isinstance(result.meta.get("val"), torch.Tensor)]
 
 
 def _keep_result(graph: fx.Graph, result: fx.Node) -> None:
     """Of several results each is marked, through a name of its own: PyTorch heeds no mark of a ``getitem``."""
-    if not isinstance(result.meta.get("val"), torch.Tensor):
-        return
     with graph.inserting_after(result):
         kept = graph.call_function(torch.ops.aten.detach.default, (result,))
     kept.meta.update(result.meta)
     kept.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     result.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
+
+
+_choose_saved_values = partitioners.choose_saved_values_set
+
+
+def _saved_tensors(joint_graph: fx.Graph, node_info: Any, memory_budget: float = 1) -> list[fx.Node]:
+    """PyTorch's choice of what the backward pass is given, with the results of a node in place of the node itself.
+
+    It chooses nodes of several results, which no backward pass can be given, where nothing else is costly to compute.
+    """
+    found: dict[fx.Node, None] = {}
+    for node in _choose_saved_values(joint_graph, node_info, memory_budget):
+        results = [kept for result in _results(node) for kept in result.users] if is_random(node) else []
+        read = [r for r in results if any(user not in node_info.required_fw_nodes for user in r.users)]
+        found |= dict.fromkeys(read if results else [node])
+    return list(found)
+
+
+TENSORS_SAVED: Change = (partitioners, "choose_saved_values_set", _saved_tensors)
 
 
 def warn_of_users_budget() -> None:
@@ -119,7 +140,7 @@ def compile_drawing_once(
     before = set_before if isinstance(set_before, (list, tuple)) else [set_before] if set_before else []
     settings = {**(patches or {}), "joint_custom_post_pass": KeptDraws(before)}
     budget = functorch_config.activation_memory_budget or LEAST_BUDGET
-    with functorch_config.patch(activation_memory_budget=budget), patched(EACH_DRAW_ITS_OWN):
+    with functorch_config.patch(activation_memory_budget=budget), patched(EACH_DRAW_ITS_OWN, TENSORS_SAVED):
         return cast(
             Callable[..., Any], compile_fx(module, inputs, inner_compile=inner_compile, config_patches=settings)
         )

@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
@@ -15,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from loadmaster.executor import KnobStep, apply, capture
 from loadmaster.executor.memory.fit.by_operator import ByOperator
 from loadmaster.executor.memory.implementations.passes import run_passes
-from loadmaster.executor.steps.drawn_once import KeptDraws, keep_draws
+from loadmaster.executor.steps.drawn_once import LEAST_BUDGET, TENSORS_SAVED, KeptDraws, keep_draws
+from loadmaster.executor.steps.one_graph.patched import patched
 from tests.executor.memory.random_tower import OPERATORS, WIDTH, RandomTower, expect_one, shares
 from tests.executor.memory.schedules import plan, schedule
 
@@ -150,5 +154,33 @@ def test_each_result_of_several_is_kept_under_a_name_of_its_own():
     graph.output((product,))
     keep_draws(graph)
     assert [n.target for n in product.all_input_nodes] == [aten.detach.default] * 2
-    assert all("recompute" in n.meta for n in product.all_input_nodes)
-    assert all("recompute" not in n.meta for n in (drawn, *parts))
+    assert all("recompute" in n.meta for n in (drawn, *product.all_input_nodes))
+    assert all("recompute" not in n.meta for n in parts)
+
+
+ATTENTION = aten._scaled_dot_product_efficient_attention.default
+
+
+def attentions(x, *weights):
+    """Attention of a GPU, with dropout: its backward pass alone reads the seed of its mask."""
+    for weight in weights:
+        value = (x @ weight if weight.dim() == 2 else x * weight).reshape(2, -1, 4, 4)
+        x = ATTENTION(torch.ones_like(value), torch.ones_like(value), value, None, True, 0.3)[0].reshape(x.shape)
+    return x.sum()
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16,)], ids=["products", "nothing else that is costly"])
+@pytest.mark.parametrize("budget", [LEAST_BUDGET, 0.3, 0.7])
+def test_no_attention_with_dropout_is_computed_again(size, budget):
+    """With the seeds unmarked, all but the first were."""
+    found = []
+
+    def partitioned(joint, *inputs, **settings):
+        keep_draws(joint.graph)
+        with patched(TENSORS_SAVED), functorch_config.patch(activation_memory_budget=budget):
+            found.extend(min_cut_rematerialization_partition(joint, *inputs, **settings))
+        return tuple(found)
+
+    x, weights = torch.empty(64, 16, device="meta"), [torch.empty(size, device="meta") for _ in range(4)]
+    aot_function(attentions, nop, nop, partitioned)(x, *(weight.requires_grad_() for weight in weights))
+    assert [len(half.graph.find_nodes(op="call_function", target=ATTENTION)) for half in found] == [4, 0]
