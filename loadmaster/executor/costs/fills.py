@@ -37,6 +37,14 @@ def constant(value: int) -> Fill:
 zeros = constant(0)
 
 
+class HostZeros:
+    """Zeros in host memory, whatever the device: for numbers that an operator reads on the processor."""
+
+    def __call__(self, tensor: Tensor, _: Generator) -> None:
+        """Write them."""
+        tensor.zero_()
+
+
 def below(count: int) -> Fill:
     """Random whole numbers from 0 to below ``count``: positions in a dimension, or classes."""
     return lambda tensor, generator: tensor.random_(

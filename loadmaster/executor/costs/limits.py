@@ -20,6 +20,7 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.fills import (
     Fill,
+    HostZeros,
     anything,
     at_most,
     below,
@@ -293,7 +294,7 @@ def _to_jagged(a: Arguments) -> Limits | None:
     return {"offsets": [bounds(int(a["total_L"]))]}
 
 
-def _sequences(dim: int) -> Rule:
+def _sequences(dim: int, seeds: Limits) -> Rule:
     """Sequences that lie one after another along a dimension of queries and keys."""
 
     def rule(a: Arguments) -> Limits | None:
@@ -301,7 +302,7 @@ def _sequences(dim: int) -> Rule:
             return None
         of_queries, of_keys = (bounds(int(a[name].shape[dim])) for name in ("query", "key"))
         lengths = {"cum_seq_q": of_queries, "cum_seq_k": of_keys, "cu_seqlens_q": of_queries, "cu_seqlens_k": of_keys}
-        return {**lengths, **_SEEDS}
+        return {**lengths, **seeds}
 
     return rule
 
@@ -309,6 +310,10 @@ def _sequences(dim: int) -> Rule:
 def _seeded(a: Arguments) -> Limits | None:
     lengths = (a.get(name) for name in ("cum_seq_q", "cum_seq_k"))
     return None if any(given is not None and given.numel() for given in lengths) else _SEEDS
+
+
+def _host_seeded(_: Arguments) -> Limits:
+    return _HOST_SEEDS
 
 
 def _matrices(*names: str) -> Rule:
@@ -327,6 +332,8 @@ def _all_of(fill: Fill, *names: str) -> Rule:
 
 
 _SEEDS: Limits = dict.fromkeys(("philox_seed", "philox_offset", "rng_state", "unused", "seed"), zeros)
+# The memory-efficient kernels read the seed of their mask through the processor's pointer.
+_HOST_SEEDS: Limits = dict.fromkeys(("philox_seed", "philox_offset"), HostZeros())
 
 _ATEN: tuple[tuple[Rule, str], ...] = (
     (_in_dimension, "gather scatter scatter_add scatter_reduce"),
@@ -356,9 +363,10 @@ _ATEN: tuple[tuple[Rule, str], ...] = (
     (_groups, "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"),
     (_jagged, "_jagged_to_padded_dense_forward"),
     (_to_jagged, "_padded_dense_to_jagged_forward"),
-    (_sequences(0), "_flash_attention_forward _flash_attention_backward"),
-    (_sequences(1), "_efficient_attention_forward _efficient_attention_backward"),
-    (_seeded, "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"),
+    (_sequences(0, _SEEDS), "_flash_attention_forward _flash_attention_backward"),
+    (_sequences(1, _HOST_SEEDS), "_efficient_attention_forward _efficient_attention_backward"),
+    (_host_seeded, "_scaled_dot_product_efficient_attention_backward"),
+    (_seeded, "_scaled_dot_product_flash_attention_backward"),
     (_seeded, "_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward"),
     (_seeded, "_scaled_dot_product_fused_attention_overrideable_backward _cudnn_attention_forward"),
     (_all_of(zeros, "reserve", "reserveSpace", "dropout_state"), " ".join(sorted(_IN_DOUBT))),

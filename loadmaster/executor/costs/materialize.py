@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from loadmaster.executor.costs.fills import Fill, anything
+from loadmaster.executor.costs.fills import Fill, HostZeros, anything
 from loadmaster.executor.costs.limits import limits_of
 from loadmaster.executor.costs.traffic import tensors, value_of
 
@@ -63,6 +63,7 @@ def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 def filled(like: Tensor, fill: Fill, device: torch.device) -> Tensor:
     """A tensor of that shape, with those strides and that dtype."""
+    device = torch.device("cpu") if isinstance(fill, HostZeros) else device
     tensor = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=device)
     if tensor.numel():
         # Of a broadcast dimension there is one in memory.

@@ -45,8 +45,8 @@ class Pooled(nn.Module):
 
     def forward(self, tokens):
         x = self.projection(self.table(tokens))
-        pooled = x[torch.arange(x.shape[0]), tokens.to(torch.int).argmax(-1)]
-        return F.cross_entropy(pooled @ pooled.t(), torch.arange(x.shape[0]))
+        pooled = x[torch.arange(x.shape[0], device=x.device), tokens.to(torch.int).argmax(-1)]
+        return F.cross_entropy(pooled @ pooled.t(), torch.arange(x.shape[0], device=x.device))
 
 
 class Everything(nn.Module):

@@ -34,6 +34,26 @@ def test_positions_are_in_range(backend):
     assert works()
 
 
+class DroppingAttention(torch.nn.Module):
+    """Attention of each of PyTorch's kernels for it, with dropout; its backward pass is given the seed of the mask."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(32, dtype=dtype))
+
+    def forward(self, x):
+        x = x @ self.weight
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1).float().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_seed_of_attention_lies_where_its_kernel_reads_it(dtype):
+    device = torch.device("cuda")
+    x = torch.randn(4, 2, 64, 32, device=device, dtype=dtype)
+    assert capture(DroppingAttention(dtype).to(device), (x,), costs=profiled(device, 20.0)).forward
+    assert works()
+
+
 def test_operators_of_others_end_another_process():
     x = t(7, 5)
     nodes = [call(fine._opoverload, x, 2), call(asserting._opoverload, x), call(deadly._opoverload, x)]
