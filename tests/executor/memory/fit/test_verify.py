@@ -251,6 +251,37 @@ def test_a_step_of_another_loss_each_time_is_left_out():
     assert found.differs is None and "gives other values each time" in found.said
 
 
+class _Restless(torch.autograd.Function):
+    """One times the weight, and a gradient of the bias that is another one each time."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, weight, bias):
+        return weight * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        _Restless.calls += 1
+        return gradient, gradient * _Restless.calls
+
+
+class Restless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return (_Restless.apply(self.weight, self.bias) * x).sum()
+
+
+def test_a_gradient_that_is_another_each_time_hides_no_other_one():
+    model = Restless()
+    assert compared(model, (torch.ones(3),), PlainStep(model)).differs is None
+    differs = compared(model, (torch.ones(3),), Off(model)).differs
+    assert differs is not None and differs.what == "the loss"
+
+
 class Off(PlainStep):
     """A quarter too much."""
 
