@@ -487,10 +487,10 @@ def test_a_whole_feasible_start_is_the_first_incumbent(
     columns: list[int], values: list[float], cutoff: float | None, reported: bool
 ) -> None:
     link = Recorder()
-    solution = Solution(SolverStatus.OPTIMAL, StoppedBy.GAP, None, None, None, 0.0, 0.0, 0, "none", "0")
+    solution = Solution(SolverStatus.OPTIMAL, StoppedBy.GAP, None, None, None, 0.0, 0.0, 0, "highs", "0")
     options = SolveOptions(start_columns=np.array(columns), start_values=np.array(values), cutoff=cutoff)
     program = knapsack()
-    assert answer(lambda *_: solution, program, options, link, "none") is solution
+    assert answer(lambda *_: solution, program, options, link, "highs") is solution
     assert len(link.incumbents) == reported
     if reported:
         objective, point = link.incumbents[0]

@@ -148,9 +148,10 @@ def test_the_checkers_time_is_the_programs_but_for_one_copy(seed: int) -> None:
     verdict, link = check(problem, schedule, budget), problem.host_link
     assert link is not None
     longest = max((link.to_host_us(problem.forward[i].output_bytes) for i in schedule.offload), default=0.0)
-    assert verdict.time_us <= objective + longest + 1e-6
+    close = 1e-6 * objective  # rows of the link are as much wider than the link
+    assert verdict.time_us <= objective + longest + close
     if all(e.stall_us == 0 for e in verdict.events):
-        assert verdict.time_us <= objective + 1e-6
+        assert verdict.time_us <= objective + close
     assert verdict.time_us >= 0.97 * objective
 
 
