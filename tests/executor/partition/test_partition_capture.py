@@ -120,7 +120,7 @@ def test_layers_that_repeat_are_tied() -> None:
     assert ties[0] is not None
 
 
-class Arranged(nn.Module):
+class Renormed(nn.Module):
     """Uses an operator that nothing is known of."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Arranged(nn.Module):
         self.line = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.line(x) * torch.linspace(0, 1, 8)
+        out: Tensor = torch.renorm(self.line(x), 2, 0, 1.0)
         return out
 
 
@@ -136,10 +136,10 @@ BATCH = torch.ones(4, 8), torch.ones(4, 8)
 
 
 def test_what_runs_whole_is_named_and_refused_where_asked(caplog: pytest.LogCaptureFixture) -> None:
-    capture(Arranged(), BATCH, functional.mse_loss, axes=AXES)
-    assert "aten.linspace (1 times): has no formula; it runs whole on every GPU" in caplog.text
-    with pytest.raises(InputError, match=r"cannot be split .*aten\.linspace"):
-        capture(Arranged(), BATCH, functional.mse_loss, axes=AXES, strict=True)
+    capture(Renormed(), BATCH, functional.mse_loss, axes=AXES)
+    assert "aten.renorm (1 times): has no formula; it runs whole on every GPU" in caplog.text
+    with pytest.raises(InputError, match=r"cannot be split .*aten\.renorm"):
+        capture(Renormed(), BATCH, functional.mse_loss, axes=AXES, strict=True)
 
 
 def test_an_axis_that_does_not_divide_the_batch_is_named(caplog: pytest.LogCaptureFixture) -> None:
