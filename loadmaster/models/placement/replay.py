@@ -8,9 +8,9 @@ Times are of the steady state: every step takes equally long, and each link has 
 beginning. What one step hands on to the next are *marks*: when its last operator ended, when each link was done with
 what was queued, and when the copies ended for which the next step waits. A mark is the latest of sums: another mark of
 the step before, and time since. So steps are a linear system over (max, +), and the length of a step is the greatest
-mean time of a circle of marks [Baccelli92, chapter 3]: in no circle can steps follow each other faster, and where none
+mean time of a cycle of marks [Baccelli92, chapter 3]: in no cycle can steps follow each other faster, and where none
 takes longer there are marks that repeat. Both are found by raising marks (Bellman and Ford): they come to rest, or
-raise each other in a circle, whose mean is then the length to try.
+raise each other in a cycle, whose mean is then the length to try.
 
 Example: two operators of 10 us, the first reads and writes block A, the second does not use it. A is stored at 1, gone
 at 1 and loaded at 2, which is 0 of the next step; its copy takes 4 us each way. Operator 0 runs from 0 to 10.
@@ -95,8 +95,8 @@ class _Moment(NamedTuple):
         return _Moment(self.at_us + us, self.since, self.us + us)
 
 
-class _Circle(NamedTuple):
-    """A circle of marks, by one of them, and how long a step takes at least because of it."""
+class _Cycle(NamedTuple):
+    """A cycle of marks, by one of them, and how long a step takes at least because of it."""
 
     step_us: float
     mark: int
@@ -110,14 +110,14 @@ def replay(problem: PlacementProblem, stores: Sequence[TimedStore], absences: Se
         absences: in queue order for each ``load_at``.
     """
     step = _Step(problem, stores, absences)
-    longest = max(step.alone(), key=lambda circle: circle.step_us)
+    longest = max(step.alone(), key=lambda cycle: cycle.step_us)
     while True:
         marks, longer = step.settled(longest.step_us, 0)
         if longer is None or longer.step_us <= longest.step_us:
             break
         longest = longer
     if longest.mark != 0:
-        # Where the end of the last operator is not on the circle, the circle says how late it is.
+        # Where the end of the last operator is not on the cycle, the cycle says how late it is.
         late, _ = step.settled(longest.step_us, longest.mark)
         marks = marks if late[0] == -math.inf else late
     return step.timeline(longest.step_us, marks)
@@ -158,15 +158,15 @@ class _Step:
         self._late_loads = {a: first + len(late_stores) + n for n, a in enumerate(late_loads)}
         self.count = first + len(late_stores) + len(late_loads)
 
-    def alone(self) -> Iterator[_Circle]:
+    def alone(self) -> Iterator[_Cycle]:
         """Operators, and each link, as if nothing waited."""
-        yield _Circle(self.compute_us, 0)
+        yield _Cycle(self.compute_us, 0)
         for tier in range(self.tiers):
-            yield _Circle(math.fsum(s.duration_us for s in self.stores if s.tier == tier), 1 + tier)
-            yield _Circle(math.fsum(a.duration_us for a in self.absences if a.tier == tier), 1 + self.tiers + tier)
+            yield _Cycle(math.fsum(s.duration_us for s in self.stores if s.tier == tier), 1 + tier)
+            yield _Cycle(math.fsum(a.duration_us for a in self.absences if a.tier == tier), 1 + self.tiers + tier)
 
-    def settled(self, step_us: float, source: int) -> tuple[list[float], _Circle | None]:
-        """The earliest marks of steps that begin every ``step_us``, with mark ``source`` at 0; or a circle that takes
+    def settled(self, step_us: float, source: int) -> tuple[list[float], _Cycle | None]:
+        """The earliest marks of steps that begin every ``step_us``, with mark ``source`` at 0; or a cycle that takes
         longer, which keeps them from it."""
         marks = [-math.inf] * self.count
         marks[source] = 0.0
@@ -182,9 +182,9 @@ class _Step:
             causes.update(raised)
             for n, moment in raised.items():
                 marks[n] = moment.at_us - step_us
-            circle = _circle(causes)
-            if circle is not None:
-                return marks, circle
+            cycle = _cycle(causes)
+            if cycle is not None:
+                return marks, cycle
 
     def timeline(self, step_us: float, marks: Sequence[float]) -> Timeline:
         """The step that follows these marks."""
@@ -230,8 +230,8 @@ class _Step:
         return [clock, *links[1:], *handed_on]
 
 
-def _circle(causes: Mapping[int, _Moment]) -> _Circle | None:
-    """A circle among what raised marks: each mark by the one that raised it."""
+def _cycle(causes: Mapping[int, _Moment]) -> _Cycle | None:
+    """A cycle among what raised marks: each mark by the one that raised it."""
     found: dict[int, int] = {}
     for start in causes:
         way, at = list[int](), start
@@ -241,5 +241,5 @@ def _circle(causes: Mapping[int, _Moment]) -> _Circle | None:
             at = causes[at].since
         if at in causes and found[at] == start:
             around = way[way.index(at) :]
-            return _Circle(math.fsum(causes[n].us for n in around) / len(around), at)
+            return _Cycle(math.fsum(causes[n].us for n in around) / len(around), at)
     return None

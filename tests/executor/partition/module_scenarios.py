@@ -16,8 +16,8 @@ from loadmaster.executor.partition.split import split
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.roles import Role, roles_of
-from loadmaster.planner.partition.pairwise import minimize
 from loadmaster.planner.partition.modules import by_roles
+from loadmaster.planner.partition.pairwise import minimize
 from tests.executor.partition.models import made
 from tests.executor.partition.step_scenarios import RATE, captured, on_one_device, plan_of
 from tests.models.partition.instances import axes

@@ -1,4 +1,4 @@
-"""A simulator of moves over many steps, by what a link carries and what a device holds: it knows nothing of circles."""
+"""A simulator of moves over many steps, by what a link carries and what a device holds: it knows nothing of cycles."""
 
 from __future__ import annotations
 
