@@ -80,13 +80,14 @@ def plan_of(problem: PartitionProblem, splits: Splits) -> PartitionPlan:
         gap=None,
         unit=problem.unit,
         method="auto",
-        stopped_by="limit",
+        stopped_by="method",
         seconds={},
         solver={},
         check=verdict.summary(),
         options={},
         budget_bytes=LARGEST,
         splits=splits,
+        redistributions=verdict.redistributions,
     )
 
 
