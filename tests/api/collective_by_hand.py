@@ -47,6 +47,7 @@ def plan_by_hand(
         proved = (proof.bound.ns, proof.bound.by, proof.throughput_ns)
         algorithms.append(Algorithm(size_bytes, 1, "direct", sends, time_ns, *proved, 0, "by hand", 0.0))
     total_us, bound_us = (sum(getattr(a, name) for a in algorithms) / 1e3 for name in ("time_ns", "bound_ns"))
+    gap = relative_gap(total_us, bound_us)
     none = options.seed == 2
     return CollectivePlan(
         name=asked.name,
@@ -54,10 +55,10 @@ def plan_by_hand(
         status="infeasible" if none else "feasible",
         objective=None if none else total_us,
         bound=None if none else bound_us,
-        gap=None if none else relative_gap(total_us, bound_us),
+        gap=None if none else gap,
         unit="us",
         method="by hand",
-        stopped_by="proof" if none else "method",
+        stopped_by="proof" if none else "gap" if gap is not None and gap <= options.gap else "method",
         seconds={"build": 0.0, "solve": 0.5, "check": 0.0},
         solver={"name": "none", "version": "0"},
         check={} if none else {"ok": True},

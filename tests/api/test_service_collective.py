@@ -44,7 +44,8 @@ def test_a_collective_goes_all_the_way(service: str) -> None:
         assert sizing.sizes == {"ranks": 4, "links": 8, "sizes": 1}
         assert (sizing.kind, sizing.budget_bytes, sizing.cached) == ("collective", None, False)
         assert "budget_bytes" not in sizing.options
-        handle = client.submit(problem, {"time_limit_s": 30.0, "method": "greedy"})
+        options = {"time_limit_s": 30.0, "method": "greedy", "gap": 0.6}
+        handle = client.submit(problem, options)
         plan = handle.result(timeout_s=120)
         verdict = check_plan(problem, plan)
         assert verdict.ok
@@ -56,7 +57,7 @@ def test_a_collective_goes_all_the_way(service: str) -> None:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
         assert files == msccl_files(problem, plan, 2)
         assert b"Who sends when" in handle.export("html")
-        again = client.submit({**document, "name": "another name"}, {"time_limit_s": 30.0, "method": "greedy"})
+        again = client.submit({**document, "name": "another name"}, options)
         assert again.state().cached
         assert again.result().name == "another name"
         assert [p.id for p in client.list(kind="collective")] == [again.id, handle.id]
