@@ -312,10 +312,6 @@ def _seeded(a: Arguments) -> Limits | None:
     return None if any(given is not None and given.numel() for given in lengths) else _SEEDS
 
 
-def _host_seeded(_: Arguments) -> Limits:
-    return _HOST_SEEDS
-
-
 def _matrices(*names: str) -> Rule:
     limits: dict[str, Fill] = {name: dominant for name in names}
     return lambda _: limits
@@ -365,7 +361,7 @@ _ATEN: tuple[tuple[Rule, str], ...] = (
     (_to_jagged, "_padded_dense_to_jagged_forward"),
     (_sequences(0, _SEEDS), "_flash_attention_forward _flash_attention_backward"),
     (_sequences(1, _HOST_SEEDS), "_efficient_attention_forward _efficient_attention_backward"),
-    (_host_seeded, "_scaled_dot_product_efficient_attention_backward"),
+    (lambda _: _HOST_SEEDS, "_scaled_dot_product_efficient_attention_backward"),
     (_seeded, "_scaled_dot_product_flash_attention_backward"),
     (_seeded, "_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward"),
     (_seeded, "_scaled_dot_product_fused_attention_overrideable_backward _cudnn_attention_forward"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -119,13 +119,8 @@ class Setting:
                 phase.enter_context(self.phases.during(timing(side)))
                 line.show(f"{name}: timing {self.repeats} steps", begins=True)
 
-            measured = run_trial(
+            measured = self._trial(
                 step,
-                step.step,
-                self.batch,
-                optimizer=self.options.optimizer,
-                gradients_held=self.options.gradients_held,
-                repeats=self.repeats,
                 # CUDA graphs are recorded in the second step, which is the one that allocates: it is measured.
                 warm_up=WARM_UP if compiled.mode == "default" else 1,
                 warmed_up=alone,
@@ -138,15 +133,20 @@ class Setting:
         """Measure plain PyTorch's step. One that takes more than the device has ran out."""
         measured = None
         with contextlib.suppress(torch.OutOfMemoryError), self.ahead.standing_still(), self.phases.during(CHECKING):
-            measured = run_trial(
-                step,
-                step.step,
-                self.batch,
-                optimizer=self.options.optimizer,
-                gradients_held=self.options.gradients_held,
-                repeats=self.repeats,
-            )
+            measured = self._trial(step)
         return measured or ran_out(self.device, budget_bytes)
+
+    def _trial(self, step: AnyStep | PlainStep, **more: Any) -> Measurement:
+        """Run a step as it will be trained; ``more`` goes to :func:`run_trial`."""
+        return run_trial(
+            step,
+            step.step,
+            self.batch,
+            optimizer=self.options.optimizer,
+            gradients_held=self.options.gradients_held,
+            repeats=self.repeats,
+            **more,
+        )
 
     def compared(self, step: AnyStep) -> Comparison:
         """A step that was run before, held against one of plain PyTorch, if that is wanted."""
