@@ -12,7 +12,7 @@ import pytest
 from fake_planner import problem
 
 from loadmaster.api.server.app import create_app
-from loadmaster.api.server.reading import submissions
+from loadmaster.api.server.reading import readers, submissions
 from loadmaster.api.settings import Settings
 
 BODY = json.dumps({"problem": problem(name="n", data="x" * 1000)}).encode()
@@ -91,6 +91,8 @@ async def _with_one_under_way(
         asyncio.run_coroutine_threadsafe(may_go_on.wait(), loop).result()
         return parse(*arguments)
 
+    # Here and not in a process of its own, where the parser is not replaced.
+    monkeypatch.setattr(readers, "LARGEST_HERE_BYTES", 2 * len(body))
     monkeypatch.setattr(submissions, "parse_body", slowly)
     app = create_app(make_settings(max_bodies_memory_bytes=memory_bytes))
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")

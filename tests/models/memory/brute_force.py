@@ -26,20 +26,22 @@ def best_objective(problem: MemoryProblem, budget_bytes: int) -> float:
     return best_objectives(problem, [budget_bytes])[0]
 
 
-def best_over_an_endless_link(problem: MemoryProblem, budget_bytes: int) -> tuple[float, int]:
+def best_over_an_endless_link(problem: MemoryProblem, budget_bytes: int) -> list[float]:
     """The same with offload over a link that takes no time and has room for everything: only cuts cost something.
 
     Returns:
-        The objective, and the fewest results that are sent for it.
+        The least objective for each number of results that are sent, from none on.
     """
     sizes, link = problem.output_bytes, problem.host_link
     assert link is not None
     best = []
     for count in range(len(sizes)):
+        here = []
         for sent in itertools.combinations(range(len(sizes) - 1), count):
             cuts_us = sum(link.cutting_us(int(sizes[i])) for i in sent)
-            best.append((best_objectives(problem, [budget_bytes], sent)[0] + cuts_us, count))
-    return min(best)
+            here.append(best_objectives(problem, [budget_bytes], sent)[0] + cuts_us)
+        best.append(min(here))
+    return best
 
 
 def best_objectives(problem: MemoryProblem, budgets_bytes: Sequence[int], sent: Collection[int] = ()) -> list[float]:

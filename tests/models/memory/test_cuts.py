@@ -73,7 +73,8 @@ def test_only_what_is_worth_its_cut_is_sent(seed: int) -> None:
     assert stays is not None
     sent = []
     for cut_us in (0.0, 3.0, 6.0, 100.0):
-        best, fewest = best_over_an_endless_link(cutting(problem, cut_us), budget)
+        best_by_number = best_over_an_endless_link(cutting(problem, cut_us), budget)
+        best = min(best_by_number)
         found = planned(cutting(problem, cut_us), budget, slots)
         assert found is not None
         objective, schedule = found
@@ -84,7 +85,7 @@ def test_only_what_is_worth_its_cut_is_sent(seed: int) -> None:
         bound = solve(program, SolveOptions(gap=0.0), solver="highs").objective
         assert bound is not None and bound <= best + 1e-3
         sent.append(len(schedule.offload))
-        assert cut_us == 0 or sent[-1] == fewest
+        assert cut_us == 0 or best_by_number[sent[-1]] == pytest.approx(best, abs=1e-3)
     assert sent[0] > 0 and sent[-1] == 0
     assert sent == sorted(sent, reverse=True)
     assert best == pytest.approx(stays[0])

@@ -37,10 +37,10 @@ def best(problem_of: int) -> tuple[float, dict[str, float]]:
     """The best objective of the whole and of each restriction, by trying everything."""
     problem, budget = instance(problem_of)
     narrower = {
-        name: best_objective(one, budget) if one.host_link is None else best_over_an_endless_link(one, budget)[0]
+        name: best_objective(one, budget) if one.host_link is None else min(best_over_an_endless_link(one, budget))
         for name, one in restrictions(problem).items()
     }
-    return best_over_an_endless_link(problem, budget)[0], narrower
+    return min(best_over_an_endless_link(problem, budget)), narrower
 
 
 def test_one_has_no_link_and_the_other_computes_nothing_twice() -> None:

@@ -12,6 +12,8 @@ from loadmaster.executor import fit
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.fit import tuning
 from loadmaster.executor.memory.fit.planned import SOON_S
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.statements import overhead_gap
 from tests.executor.memory import schedules
 from tests.executor.memory.hand_planner import HandPlanner
 from tests.executor.memory.models import mlp_case
@@ -34,7 +36,10 @@ class Patient(HandPlanner):
         if self.gap is None:
             raise LimitReachedError("no plan within the limit")
         plan = schedules.plan(problem, schedules.schedule(problem, lambda i: False), problem.budget_bytes)
-        return replace(plan, gap=self.gap, stopped_by=self.stopped_by)
+        objective = check(problem, plan.schedule, problem.budget_bytes).objective
+        bound = (1 - self.gap) * objective
+        gaps = {"gap": self.gap, "overhead_gap": overhead_gap(objective, bound, plan.unconstrained)}
+        return replace(plan, objective=objective, bound=bound, stopped_by=self.stopped_by, **gaps)
 
 
 @pytest.fixture
