@@ -1,7 +1,7 @@
 """Figure 1: every published instance and budget, against what a day of a commercial solver reached on 12 threads.
 
-Usage: python -m benchmarks.memory_reference [--only NAME] [--time-limit S]
-Seconds are processor seconds of everything (building, all solver processes with their start-up, checking), one thread.
+Usage: python -m benchmarks.memory_reference [--only NAME]
+Plans have the default options. Seconds are processor seconds of everything (building, all solver processes with their start-up, checking), one thread.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from loadmaster.models.kinds import Problem, read_problem
 from loadmaster.models.memory import presets
 from loadmaster.planner import PlanOptions, plan
 
-# The two U-Net files are small and long-skipped: at tight budgets they may take longer.
-HARD_GIB, HARD_LIMIT_S = (5, 6), 120.0
 SHOWN = ("objective_to_reference", "gap_percent", "overhead_gap_percent", "bound_holds", "cpu_seconds", "stopped_by")
 
 
-def row(problem: Problem, budget_gib: int, published: Mapping[str, float], time_limit_s: float) -> dict[str, Any]:
+def row(problem: Problem, budget_gib: int, published: Mapping[str, float]) -> dict[str, Any]:
     """Plan one instance and hold it against the reference."""
     best_us, best_bound_us = published["best_objective_us"], published["best_bound_us"]
     measured: dict[str, Any] = {
@@ -31,9 +29,8 @@ def row(problem: Problem, budget_gib: int, published: Mapping[str, float], time_
         "reference_bound_us": best_bound_us,
         "reference_seconds_to_5_percent": published["seconds_to_5_percent"],
     }
-    options = PlanOptions(time_limit_s=time_limit_s, gap=0.01, budget_bytes=budget_gib << 30)
     try:
-        found = plan(problem, options)
+        found = plan(problem, PlanOptions(budget_bytes=budget_gib << 30))
     except LimitReachedError as error:
         return measured | {"failed": str(error)}
     assert found.objective is not None and found.bound is not None and found.gap is not None
@@ -55,7 +52,6 @@ def main() -> None:
     """Run, print a line each, and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="instances whose name holds this")
-    parser.add_argument("--time-limit", type=float, default=30.0)
     arguments = parser.parse_args()
     rows = []
     for name in presets.example_names():
@@ -64,8 +60,7 @@ def main() -> None:
         problem = read_problem(presets.example(name))
         for budget_bytes, published in presets.reference(problem.name).items():
             budget_gib = budget_bytes >> 30
-            limit_s = HARD_LIMIT_S if name.startswith("unet") and budget_gib in HARD_GIB else arguments.time_limit
-            rows.append(row(problem, budget_gib, published, limit_s))
+            rows.append(row(problem, budget_gib, published))
             print({k: rows[-1].get(k) for k in ("instance", "budget_gib", *SHOWN, "failed")}, flush=True)
             if not arguments.only:
                 record.write("memory_reference", {"unit": "us, processor seconds", "rows": rows})

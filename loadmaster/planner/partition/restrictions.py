@@ -72,9 +72,15 @@ def no_reduction(choices: Choices, stop: Stop) -> list[int]:
 
 
 def all_row(choices: Choices, stop: Stop) -> list[int]:
-    """First dimensions first."""
+    """Split every tensor along its first dimensions, and keep it whole only where it has no other placement."""
+
+    def order(state: tuple[int, ...]) -> list[tuple[bool, int]]:
+        return [(part < 0, part) for part in state]
+
     kept = [
-        [variable.states.index(min(variable.states))] if variable.of == "tensors" else [*range(len(variable.states))]
+        [variable.states.index(min(variable.states, key=order))]
+        if variable.of == "tensors"
+        else [*range(len(variable.states))]
         for variable in choices.variables
     ]
     return best_of(choices, kept, stop)

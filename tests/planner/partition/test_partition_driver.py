@@ -88,6 +88,8 @@ def test_methods_are_what_they_say() -> None:
     assert all(len(set(p)) == 1 for p in splits_of("equal-chop")[0])
     assert all(2 not in s for s in splits_of("no-reduction")[1])  # 2: over the index that is summed
     assert splits_of("all-row")[0] == {("S0", "S0")}
+    may_be_whole = planned(replace(problem, replicas=True), method="all-row")
+    assert may_be_whole.splits is not None and set(may_be_whole.splits.placements) == {("S0", "S0")}
 
 
 def perceptron() -> PartitionProblem:
