@@ -1,7 +1,8 @@
 """Figure 1: every published instance and budget, against what a day of a commercial solver reached on 12 threads.
 
 Usage: python -m benchmarks.memory_reference [--only NAME]
-Plans have the default options. Seconds are processor seconds of everything (building, all solver processes with their start-up, checking), one thread.
+Plans have the default options. Seconds are processor seconds of everything: building, all solver processes with their
+start-up, and checking, on one thread.
 """
 
 from __future__ import annotations
