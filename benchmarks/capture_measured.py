@@ -1,10 +1,10 @@
-"""Models captured with their operators measured on this machine's GPU, all in one process, which none of them may end.
+"""Capture of models with their operators measured on this machine's GPU, in one process, which none may end.
 
     python -m benchmarks.capture_measured [--wall 440] [--part 1/8] [--only transformers/CLIPModel ...]
 
 First CLIP at its real size, with 256 images and 77 tokens; then the models of docs/models.md, and every class of
 transformers and timm (:mod:`benchmarks.zoo.every_class`), narrow, in batches that are larger than their sequences are
-long. A line for each: captured, refused, or failed, and which operators have no measurement. Each name is written
+long. A line for each: captured, refused, or failed, and its operators without a measurement. Each name is written
 before its model is built, so that what ends the process is known. The exit status is 1 if any failed.
 """
 
@@ -37,7 +37,7 @@ MEASURING_S = 4.0  # for the operators of one model
 
 
 def clip() -> Example:
-    """OpenAI's smaller CLIP, as transformers configures it by default."""
+    """Build OpenAI's smaller CLIP, as transformers configures it by default."""
     import transformers
 
     config = transformers.CLIPConfig()
@@ -47,7 +47,7 @@ def clip() -> Example:
 
 
 def examples() -> Iterator[tuple[str, Callable[[], Example]]]:
-    """Everything, by name."""
+    """Yield all models to capture, by name: CLIP at its real size, the zoo, every class."""
     yield "CLIPModel, 256 images and 77 tokens", clip
     for library in LIBRARIES:
         try:
@@ -60,7 +60,7 @@ def examples() -> Iterator[tuple[str, Callable[[], Example]]]:
 
 
 def first_built(name: str) -> Example:
-    """The narrowest one that its library can build."""
+    """Build the narrowest model of a class that its library can build."""
     why: Exception | None = None
     for make in makers(name):
         try:
@@ -71,7 +71,7 @@ def first_built(name: str) -> Example:
 
 
 def grown(batch: Any) -> Any:
-    """The batch several times over: more samples than its sequences are long."""
+    """Repeat a batch: more samples than its sequences are long."""
     tensors = [leaf for leaf in pytree.tree_leaves(_plain(batch)) if isinstance(leaf, Tensor) and leaf.dim()]
     samples = tensors[0].shape[0]
     longest = max((t.shape[1] for t in tensors if t.dim() == 2), default=0)
@@ -90,20 +90,20 @@ def _plain(batch: Any) -> Any:
 
 
 class Told(logging.Handler):
-    """What was said of operators without a measurement."""
+    """Handler that collects log messages about operators without a measurement."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
+        """Keep a record if it is about an operator priced by a formula."""
         if "priced by a formula" in record.getMessage():
             self.found.append(record.getMessage())
 
 
 def outcome(make: Callable[[], Example], device: torch.device, told: Told) -> str:
-    """What became of one, in words."""
+    """Capture one model, and tell in words how it ended."""
     told.found.clear()
     try:
         model, batch, loss = make()
@@ -122,7 +122,7 @@ def outcome(make: Callable[[], Example], device: torch.device, told: Told) -> st
 
 
 def main() -> int:
-    """Capture one after another."""
+    """Capture the models one after another."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--wall", type=float, default=440.0, help="seconds after which no other model is begun")
     p.add_argument("--part", default="1/1", help="K/N: every N-th model from the K-th on")

@@ -1,4 +1,4 @@
-"""Cold start: from an empty environment to the first plan over HTTP, by the README's own commands.
+"""Cold start: time from an empty environment to the first plan over HTTP, by the README's own commands.
 
 A fresh virtual environment, a copy of the committed sources, a home folder of its own, nothing cached by pip: what is
 timed is each command of the block below the heading "A service". Nothing may listen on the port that the README names.
@@ -25,7 +25,7 @@ _STOP_WITHIN_S = 60
 
 
 def commands() -> list[str]:
-    """The README's own, in their order."""
+    """Commands of the README, in their order."""
     section = (ROOT / "README.md").read_text("utf-8").partition("\n### A service\n")[2]
     block = re.search(r"```bash\n(.*?)```", section, re.DOTALL)
     assert block is not None, "the README has no such section"
@@ -33,7 +33,7 @@ def commands() -> list[str]:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """Seconds of each command in an empty ``folder``, and what the plan is."""
+    """Measure the seconds of each command in an empty ``folder``, and report the plan."""
     sources, environment = folder / "sources", folder / "environment"
     sources.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
@@ -72,7 +72,7 @@ def _timed(words: list[str], shown: str, folder: Path, variables: dict[str, str]
 
 
 def main() -> None:
-    """Entry point."""
+    """Measure, record and print."""
     with tempfile.TemporaryDirectory() as folder:
         found = measured(Path(folder))
     path = record.write("cold_start", found)

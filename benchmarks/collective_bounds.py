@@ -1,4 +1,4 @@
-"""Which bound decides: the value of every bound of collectives on the reference cases and on a grid of machines.
+"""Bounds of collectives compared: the value of every one on the reference cases and on a grid of machines.
 
 Usage: python -m benchmarks.collective_bounds
 A bound that is the largest on no row is not worth its time, and goes. ``alone``: rows on which no other bound is as
@@ -26,7 +26,7 @@ PIECES_BYTES = (1 << 8, 1 << 13, 1 << 20)
 
 
 def problems() -> Iterator[CollectiveProblem]:
-    """The reference cases, then the grid; there any number of chunks is allowed."""
+    """Yield the reference cases, then the grid; there any number of chunks is allowed."""
     yield from (case.problem() for case in CASES)
     for (name, nodes), collective, piece_bytes in product(MACHINES, get_args(Collective), PIECES_BYTES):
         if collective not in ("alltoallv", "custom"):
@@ -36,7 +36,7 @@ def problems() -> Iterator[CollectiveProblem]:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Per problem and form, every bound in us."""
+    """Yield every bound in us, per problem and form."""
     for problem in problems():
         counts, (size_bytes,) = named_chunk_counts(problem), problem.sizes_bytes
         for form in forms_of(problem):
@@ -48,7 +48,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Count, print and record."""
+    """Count which bounds are largest, print and record."""
     found, largest, alone = list(rows()), Counter[str](), Counter[str]()
     names: dict[str, None] = {}
     for row in found:

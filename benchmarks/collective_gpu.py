@@ -39,7 +39,7 @@ TORCHS = {"torch": ("one_shot", "two_shot"), "copied_torch": ("one_shot_copied",
 
 @dataclass(frozen=True)
 class Run:
-    """What all rows share."""
+    """Settings of engines that all rows share."""
 
     ranks: int
     samples: int
@@ -53,12 +53,12 @@ class Run:
 
 
 def calls_per_sample(size_bytes: int) -> int:
-    """Enough for a few hundred microseconds, at least two."""
+    """Number of calls per sample: a few hundred microseconds, at least two calls."""
     return 20 if size_bytes <= MIB else 8 if size_bytes <= 16 * MIB else 2
 
 
 def engines(run: Run, plans: Path | None, collectives: list[str]) -> dict[str, Any]:
-    """An engine for every collective: planned by documents, else direct."""
+    """Build an engine for every collective: planned by documents, else direct."""
     import torch.distributed as dist
 
     from benchmarks.collective import plans as made
@@ -81,7 +81,7 @@ def engines(run: Run, plans: Path | None, collectives: list[str]) -> dict[str, A
 
 
 def verify(case: Any, engine: Any) -> str | None:
-    """What is wrong with three runs of a case, if anything."""
+    """Run a case three times; tell what is wrong, or None."""
     import torch
 
     from benchmarks.collective.calls import fused
@@ -117,7 +117,7 @@ def verify(case: Any, engine: Any) -> str | None:
 
 
 def wrong_on_shared(case: Any, planned: Any, shared: Any) -> str | None:
-    """What is wrong with a call on shared memory, if anything."""
+    """Run a call on shared memory; tell what is wrong, or None."""
     import torch
 
     from benchmarks.collective.calls import called
@@ -129,7 +129,7 @@ def wrong_on_shared(case: Any, planned: Any, shared: Any) -> str | None:
 
 
 def everywhere(problem: str | None) -> list[str]:
-    """What any rank found wrong."""
+    """Gather what any rank found wrong."""
     import torch.distributed as dist
 
     said: list[Any] = [None] * dist.get_world_size()
@@ -138,7 +138,7 @@ def everywhere(problem: str | None) -> list[str]:
 
 
 def graph_of(call: Callable[[], Any], count: int) -> Any:
-    """Calls as one CUDA graph."""
+    """Capture calls as one CUDA graph."""
     import torch
     import torch.distributed as dist
 
@@ -158,7 +158,7 @@ def graph_of(call: Callable[[], Any], count: int) -> Any:
 
 
 def sample(play: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Microseconds of this rank, for all repeats: until the GPU is done, and of the host."""
+    """Time all repeats on this rank in microseconds: until the GPU is done, and of the host."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -177,7 +177,7 @@ def sample(play: Callable[[], Any], repeats: int) -> tuple[float, float]:
 def measure(
     run: Run, case: Any, engine: Any, planned: Any, inner: Any, shared: Any
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Per mode and method: median and quartiles in us; eager, also how long the host is busy with a call."""
+    """Median and quartiles in us per mode and method; eager, also how long the host is busy with a call."""
     import torch
     import torch.distributed as dist
 
@@ -209,7 +209,7 @@ def measure(
 
 
 def row_of(case: Any, engine: Any, found: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """A row with its ratios, and how the call was spread."""
+    """Build a row with its ratios, and the form of the call."""
     algorithm = engine.plan.algorithm_for(case.size_bytes)
     row: dict[str, Any] = {
         "collective": case.collective,
@@ -230,7 +230,7 @@ def row_of(case: Any, engine: Any, found: dict[str, dict[str, dict[str, float]]]
 
 
 def runs(switched: Any, case: Any) -> str:
-    """Who runs a call after ``use``."""
+    """Tell which group runs a call after ``use``: "planned" or "inner"."""
     known = switched.calibration
     return "planned" if known is None or known.wins(case.collective, case.size_bytes) else "inner"
 
@@ -245,14 +245,14 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def order(collectives: list[str], largest: int, smallest: int) -> list[tuple[str, int]]:
-    """Cases by importance."""
+    """List cases (collective, bytes), the most important first."""
     found = [(c, s) for s in (64 * KIB, 8 * KIB, KIB, MIB, 256 * KIB, *SMALL) for c in collectives]
     found += [(c, s) for s in (256 * MIB, 16 * MIB, GIB, *LARGE) for c in collectives]
     return [(c, s) for c, s in dict.fromkeys(found) if smallest <= s <= largest]
 
 
 def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[[str], None]) -> int:
-    """Every collective at odd and even sizes in all types, then under a graph; the number of wrong ones."""
+    """Check every collective at odd and even sizes in all types, then under a graph; return how many are wrong."""
     import torch
 
     from benchmarks.collective.calls import Case, fused
@@ -284,7 +284,7 @@ def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[
 def swept(
     run: Run, a: argparse.Namespace, rank: int, device: Any, late: Callable[[], bool], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Rows of :func:`benchmarks.collective.sweep.sweep`."""
+    """Measure the rows of :func:`benchmarks.collective.sweep.sweep`."""
     import torch
     import torch.distributed as dist
 
@@ -337,7 +337,7 @@ def swept(
 
 
 def everyone_late(began: float, wall: float) -> bool:
-    """Whether time is up, on the first rank's clock."""
+    """Return whether time is up, on the first rank's clock."""
     import torch.distributed as dist
 
     late: list[Any] = [time.perf_counter() - began > wall]

@@ -30,7 +30,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """One problem and what is asked of it."""
+    """Problem and what is asked of its plan."""
 
     name: str
     problem: Callable[[], CollectiveProblem]
@@ -41,7 +41,7 @@ class Case:
 
 
 def published(collective: Collective, profile: str, sketch: str, nodes: int, chunk_bytes: int) -> CollectiveProblem:
-    """A published sketch on a published profile, with chunks of the profile's size."""
+    """Build a problem of a published sketch on a published profile, with chunks of the profile's size."""
     topology = load_profile(published_profile(f"topo-{profile}"), nodes)
     document: dict[str, Any] = dict(published_sketch(sketch))
     if document["nnodes"] != nodes:
@@ -55,7 +55,7 @@ def published(collective: Collective, profile: str, sketch: str, nodes: int, chu
 
 
 def named(collective: Collective, name: str, nodes: int, size_bytes: int, *parts: int) -> CollectiveProblem:
-    """A named topology, without a sketch."""
+    """Build a problem on a named topology, without a sketch."""
     root = 0 if collective == "broadcast" else None
     return CollectiveProblem(
         f"{collective} {name} x {nodes}", presets.preset(name, nodes), collective, (size_bytes,), parts, root
@@ -63,7 +63,10 @@ def named(collective: Collective, name: str, nodes: int, size_bytes: int, *parts
 
 
 def serial(name: str, nodes: int, collective: Collective, part_bytes: int) -> CollectiveProblem:
-    """TE-CCL's costs (NVLink 50 and 25 GB/s, NVSwitch 125, InfiniBand 12.5; 0.7, 0.7, 1.3 us) with serial alpha."""
+    """Build a problem with TE-CCL's costs and serial alpha.
+
+    NVLink 50 and 25 GB/s, NVSwitch 125, InfiniBand 12.5; 0.7, 0.7, 1.3 us.
+    """
     topology = presets.preset(name, nodes)
     links = tuple(_te_ccl(topology, link) for link in topology.links)
     topology = replace(topology, links=links)
@@ -104,7 +107,7 @@ CASES: Sequence[Case] = (
 
 
 def row(case: Case) -> dict[str, Any]:
-    """Plan one case and hold it against what is asked."""
+    """Plan one case and compare it with what is asked."""
     began = time.monotonic()
     problem = case.problem()
     found = plan(problem, PlanOptions(time_limit_s=0.9 * case.asked_s, gap=case.gap))
@@ -136,7 +139,7 @@ def row(case: Case) -> dict[str, Any]:
 
 
 def phases_bound_ns(problem: CollectiveProblem) -> int:
-    """Of every AllReduce that is a ReduceScatter and then an AllGather."""
+    """Lower bound of every AllReduce that is a ReduceScatter and then an AllGather."""
     (size_bytes,) = problem.sizes_bytes
     chunk_count = (problem.sketch.chunk_count if problem.sketch else None) or 1
     phases: tuple[Collective, ...] = ("reduce_scatter", "allgather")

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 training of a small transformer: collectives by plan beside the group's own; losses and steps.
+"""DDP and FSDP2 training of a small transformer: planned collectives compared with the group's own; losses and steps.
 
     torchrun --nproc-per-node 8 benchmarks/collective_training.py
     torchrun --nproc-per-node 2 benchmarks/collective_training.py --device cpu --small      # does it run? (gloo)
@@ -34,7 +34,7 @@ WARM_STEPS = 5
 
 @dataclass(frozen=True)
 class Size:
-    """Of the model, and of a batch of each rank."""
+    """Size of the model, and of a batch of each rank."""
 
     layers: int
     width: int
@@ -45,7 +45,7 @@ class Size:
 
 
 def train(wrapper: str, size: Size, steps: int, bucket_mib: float, device: Any) -> tuple[list[float], list[float]]:
-    """Losses of all steps, and microseconds of those after the warm ones."""
+    """Train a model; return losses of all steps, and microseconds of those after the warm ones."""
     import torch
     import torch.distributed as dist
 
@@ -89,7 +89,7 @@ def train(wrapper: str, size: Size, steps: int, bucket_mib: float, device: Any) 
 
 
 def wrap(wrapper: str, model: Any, bucket_mib: float) -> Any:
-    """Data parallel, by the default group as it is now: replicated, or every block of the model sharded."""
+    """Wrap a model data parallel, by the default group as it is now: replicated, or every block sharded."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -101,7 +101,7 @@ def wrap(wrapper: str, model: Any, bucket_mib: float) -> Any:
 
 
 def compare(wrapper: str, size: Size, a: argparse.Namespace, pairs: Any, device: Any) -> list[dict[str, Any]]:
-    """A row of plain steps and those of planned ones, turn by turn."""
+    """Measure a row of plain steps and those of planned ones, turn by turn."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What the plots share: colours, names of models and collectives, points and legends.
+"""Style that all plots share: colours, names of models and collectives, points and legends.
 
 Colours mean the same everywhere: blue is Loadmaster, orange PyTorch's compiler, green checkpointing, grey eager
 PyTorch.
@@ -37,17 +37,17 @@ COLLECTIVES = {
 
 
 def peaks_and_steps(rows: Iterable[Result]) -> list[tuple[float, float]]:
-    """Peak in GiB and step in ms of each row."""
+    """Points (peak in GiB, step in ms) of rows."""
     return [(row["peak_bytes"] / GIB, row["step_us"] / 1e3) for row in rows]
 
 
 def columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """What matplotlib wants of points."""
+    """Split points into the two lists that matplotlib takes."""
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def legend(figure: Figure) -> tuple[list[Any], list[str]]:
-    """Handles and labels of all panels, each label once."""
+    """Handles and labels of all panels' legends, each label once."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

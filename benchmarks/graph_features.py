@@ -1,9 +1,9 @@
-"""Features beyond the GPU: rows read in place beside what they replace, a training step, and hot rows.
+"""Features beyond the GPU: rows read in place compared with copies, a training step, and hot rows.
 
     python benchmarks/graph_features.py                            on a GPU with 40 GiB of host memory to spare
     python benchmarks/graph_features.py --device cpu --small       a trial without a GPU, no result
 
-Link: random rows of a table of 8 GiB through ``table[index]``, beside a pinned copy of 1 GiB (the link), the
+Link: random rows of a table of 8 GiB through ``table[index]``, compared with a pinned copy of 1 GiB (the link), the
 processor's ``index_select`` from ordinary into pinned memory with a copy, PyTorch's ``index_select`` on the GPU over
 our memory, and our kernel over memory that PyTorch pinned. A round is several calls with fresh indices, one after the
 other, as a loop makes them; medians of CUDA events around a round. How long the host is busy with a call of ours is
@@ -63,7 +63,7 @@ PARTS_OF = 8  # batches
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of one run."""
+    """Sizes of one run."""
 
     table_bytes: int = 8 * GIB
     link_bytes: int = GIB
@@ -83,7 +83,7 @@ SMALL = Sizes(1 << 22, 1 << 20, 1 << 16, 3, 2, 2_000, 20_000, 16, 8, 3, 32, 6)
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
-    """Of a call, on the GPU's clock where there is one."""
+    """Seconds of a call, on the GPU's clock where there is one."""
     if device.type != "cuda":
         start_s = time.perf_counter()
         call()
@@ -98,7 +98,7 @@ def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def link_gbps(sizes: Sizes, device: torch.device) -> float:
-    """Pinned host memory to the device, in one copy."""
+    """Measure the link in GB/s: pinned host memory to the device, in one copy."""
     host = torch.empty(sizes.link_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.empty(sizes.link_bytes, dtype=torch.uint8, device=device)
     taken = [seconds_of(lambda: there.copy_(host, non_blocking=True), device) for _ in range(sizes.rounds + 2)]
@@ -106,7 +106,7 @@ def link_gbps(sizes: Sizes, device: torch.device) -> float:
 
 
 class OverHostMemory:
-    """What PyTorch makes a CUDA tensor of, over memory of the host."""
+    """Object of which PyTorch makes a CUDA tensor over host memory (``__cuda_array_interface__``)."""
 
     def __init__(self, host: Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -119,7 +119,7 @@ class OverHostMemory:
 
 
 def on_device(host: Tensor, device: torch.device) -> Tensor | None:
-    """The same memory as a CUDA tensor, where PyTorch makes one."""
+    """View host memory as a CUDA tensor; None where PyTorch cannot make one."""
     try:
         alias = torch.as_tensor(OverHostMemory(host), device=device)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -129,7 +129,7 @@ def on_device(host: Tensor, device: torch.device) -> Tensor | None:
 
 
 def filled(shape: tuple[int, int], device: torch.device) -> UnifiedTensor:
-    """A unified table of random numbers, made on the device part by part."""
+    """Make a unified table of random numbers, on the device part by part."""
     table = unified_empty(shape, device=device)
     step = max(1, (1 << 26) // shape[1])
     for part in table.cpu_view.split(step):
@@ -138,7 +138,7 @@ def filled(shape: tuple[int, int], device: torch.device) -> UnifiedTensor:
 
 
 def gathers(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Figure: random rows over the link, by length of row."""
+    """Measure random rows over the link, by length of row."""
     found = []
     link = link_gbps(sizes, device)
     ours = filled((sizes.table_bytes // 4096, 1024), device).view(-1)
@@ -196,7 +196,7 @@ def gathers(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
 
 
 class Graph:
-    """In-neighbours of every node, on the device: [nodes + 1] and [edges]; some nodes are read far more than others."""
+    """Graph on the device: in-neighbours of every node, [nodes + 1] and [edges]; some are read far more often."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -206,14 +206,14 @@ class Graph:
         torch.cumsum(degrees, 0, out=self.pointers[1:])
         edges = int(self.pointers[-1])
         self.neighbours = torch.empty(edges, dtype=torch.int32, device=device)
-        names = torch.randperm(sizes.nodes, device=device, generator=generator).int()  # rows read much lie anywhere
+        names = torch.randperm(sizes.nodes, device=device, generator=generator).int()  # rows read much are anywhere
         for part in self.neighbours.split(1 << 25):
             drawn = torch.rand(part.numel(), device=device, generator=generator, dtype=torch.float64).pow_(3)
             part.copy_(names[(drawn * sizes.nodes).long()])
         self.nodes, self.edges, self.device = sizes.nodes, edges, device
 
     def sample(self, seeds: Tensor) -> tuple[list[tuple[Tensor, int]], Tensor]:
-        """Neighbours with replacement, layer by layer: ([(source of each node and sample, nodes)], input nodes)."""
+        """Sample neighbours with replacement, by layer: ([(source of each node and sample, nodes)], input nodes)."""
         blocks, nodes = [], seeds
         for fanout in FANOUT:
             first = self.pointers[nodes]
@@ -228,7 +228,7 @@ class Graph:
 
 
 class Sage(nn.Module):
-    """Two layers: a node's own features and the mean of its samples."""
+    """GraphSAGE of two layers: a node's own features and the mean of its samples."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Sage(nn.Module):
 def prefetched(
     seeds: Tensor, graph: Graph, table: Tensor, labels: Tensor, sizes: Sizes
 ) -> Iterator[tuple[list[tuple[Tensor, int]], Tensor, Tensor]]:
-    """The peer: rows gathered by the processor in a thread, two batches ahead, and copied from pinned memory."""
+    """Yield the peer's batches: rows gathered by a processor thread, two batches ahead, copied from pinned memory."""
     device = graph.device
     streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else []
 
@@ -287,7 +287,7 @@ def _taken(made: tuple[Any, ...], streams: list[Any]) -> Iterator[tuple[list[tup
 
 
 def trainer(sizes: Sizes, device: torch.device) -> Callable[[list[tuple[Tensor, int]], Tensor, Tensor], None]:
-    """A training step: blocks, features and labels go in."""
+    """Make a training step: blocks, features and labels go in."""
     torch.manual_seed(0)
     model = Sage(sizes).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -335,7 +335,7 @@ def parts_of_a_step(
 
 
 def step_time(sizes: Sizes, device: torch.device) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, float]]:
-    """Figures: the step with rows read in place, with hot rows, and the peer's; hit rates; the parts of a step."""
+    """Measure the step with rows read in place, with hot rows, and the peer's; hit rates; the parts of a step."""
     graph = Graph(sizes, device)
     table = filled((sizes.nodes, sizes.features), device)
     ordinary = torch.empty(table.shape).copy_(table.cpu_view)

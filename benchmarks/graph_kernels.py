@@ -1,9 +1,9 @@
-"""Message passing beside cuSPARSE and PyTorch Geometric: sums of neighbours, and training a graph attention network.
+"""Message passing compared with cuSPARSE and PyTorch Geometric: sums of neighbours, and training graph attention.
 
 Run: ``PYTHONPATH=. python -m benchmarks.graph_kernels``; ``--small`` runs tiny graphs, also on a CPU, and writes
 nothing. Calls are those that users make: ``graph.update_all``, ``edge_softmax``; ``matrix @ features`` and ``GATConv``
 for the peers. Times are medians, by CUDA events, of runs that the host starts as a user would; each peer's values are
-held against ours first. Writes ``benchmarks/results/graph_kernels.json``.
+compared with ours first. Writes ``benchmarks/results/graph_kernels.json``.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ WARM_UP, REPEATS = 3, 15
 
 
 def uniform(nodes: int, edges: int, device: str) -> Graph:
-    """Both ends of every edge drawn evenly."""
+    """Draw both ends of every edge evenly."""
     ends = torch.randint(0, nodes, (2, edges), device=device)
     return Graph(*ends, node_count=nodes)
 
 
 def power_law(nodes: int, edges: int, device: str) -> Graph:
-    """Nodes' shares fall as their rank to the power of -0.7, at both ends; ranks are spread over the ids."""
+    """Draw edges by a power law: nodes' shares fall as their rank to the power of -0.7; ids are shuffled."""
     order = torch.randperm(nodes, device=device)
     rank = (nodes * torch.rand(2, edges, device=device).pow(1 / 0.3)).long().clamp(max=nodes - 1)
     return Graph(*order[rank], node_count=nodes)
 
 
 def road_like(nodes: int, edges: int, device: str) -> Graph:
-    """A grid, rows one after the other, with some of its streets closed; both ways."""
+    """Grid like a road network, rows one after the other, with some of its streets closed; both ways."""
     side = int(nodes**0.5)
     place = torch.arange(side * side, device=device).view(side, side)
     streets = torch.cat(
@@ -62,7 +62,7 @@ GRAPHS: dict[str, tuple[Callable[[int, int, str], Graph], int, int]] = {
 
 
 def median_ms(run: Callable[[], object], device: str) -> float:
-    """Of one call."""
+    """Median time of one call in ms."""
     times = []
     for repeat in range(WARM_UP + REPEATS):
         if device == "cpu":
@@ -82,7 +82,7 @@ def median_ms(run: Callable[[], object], device: str) -> float:
 
 
 def cupy_product(matrix: Tensor, features: Tensor) -> Callable[[], Any] | None:
-    """cuSPARSE through cupy; None where that is not installed."""
+    """Build cuSPARSE's product through cupy; None if that is not installed."""
     try:
         cupy = importlib.import_module("cupy")
         sparse = importlib.import_module("cupyx.scipy.sparse")
@@ -97,7 +97,7 @@ def cupy_product(matrix: Tensor, features: Tensor) -> Callable[[], Any] | None:
 
 
 def sums(name: str, graph: Graph, width: int) -> dict[str, Any]:
-    """One row: the sum of every node's in-neighbours."""
+    """Measure one row: the sum of every node's in-neighbours."""
     device = graph.device.type
     features = torch.randn(graph.num_nodes(), width, device=graph.device)
     csc = graph.csc()
@@ -161,7 +161,7 @@ class Ours(nn.Module):
 
 
 class Theirs(nn.Module):
-    """The same network of PyTorch Geometric's layers, with the same weights."""
+    """Peer network of PyTorch Geometric's layers, with our network's weights."""
 
     def __init__(self, ours: Ours, inputs: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Theirs(nn.Module):
 
 
 def training(model: nn.Module, structure: object, x: Tensor, labels: Tensor) -> dict[str, float]:
-    """A step's time, and the peak of memory in it beyond what is there before."""
+    """Measure a step's time, and the peak of memory in it beyond what is there before."""
     optimizer = torch.optim.Adam(model.parameters(), fused=x.device.type == "cuda")
 
     def step() -> None:
@@ -201,7 +201,7 @@ def training(model: nn.Module, structure: object, x: Tensor, labels: Tensor) -> 
 
 
 def attention(nodes: int, degree: int, device: str) -> list[dict[str, Any]]:
-    """Rows: two layers of attention trained with our calls, and with PyTorch Geometric's."""
+    """Measure two layers of attention, trained with our calls and with PyTorch Geometric's."""
     graph = uniform(nodes, nodes * degree, device)
     x = torch.randn(nodes, HEADS * HEAD_WIDTH, device=device)
     labels = torch.randint(0, HEADS * HEAD_WIDTH, (nodes,), device=device)

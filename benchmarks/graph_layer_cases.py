@@ -1,4 +1,4 @@
-"""Graphs of the sizes of [Wu24] Table 3.3 with features and labels: what layers are timed on."""
+"""Graphs of the sizes of [Wu24] Table 3.3 with features and labels, for timing layers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def triples(self) -> list[tuple[str, str, str]]:
-        """(source type, name, target type) of every relation, of its first edge."""
+        """List (source type, name, target type) of every relation, by its first edge."""
         bounds = np.cumsum(self.counts)
         first = torch.searchsorted(self.relation.cpu(), torch.arange(self.relations))
         ends = (np.searchsorted(bounds, end.cpu()[first].numpy(), side="right") for end in (self.source, self.target))
@@ -43,13 +43,13 @@ class Case:
 
     @cached_property
     def graph(self) -> Graph:
-        """As our layers take it."""
+        """Graph in the form that our layers take."""
         counts = {f"t{i}": count for i, count in enumerate(self.counts)}
         return Graph(self.source, self.target, node_counts=counts, relation=self.relation, relations=self.triples)
 
 
 def case(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> Case:
-    """A synthetic graph by the name of the data set that it resembles."""
+    """Make a synthetic graph by the name of the data set that it resembles."""
     if arguments.small:
         generator = np.random.default_rng(0)
         relation = np.sort(generator.integers(4, size=900)).astype(np.int32)

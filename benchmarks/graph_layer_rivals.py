@@ -1,4 +1,4 @@
-"""Relational graph layers of others, for ``graph_layers``: PyG's, the same compiled, and some written by hand."""
+"""Relational graph layers of others, for ``graph_layers``: PyG's, compiled and not, and some written by hand."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Maker = Callable[[], nn.Module]
 
 
 class NotRunError(Exception):
-    """Why a rival is not tried."""
+    """Reason why a rival is not tried."""
 
 
 def of(model: str, case: Case) -> Iterator[tuple[str, Maker]]:
-    """Names of the rivals of a layer, and what makes them."""
+    """Yield the rivals of a layer: their names, and functions that make them."""
     made: dict[str, dict[str, Maker]] = {
         "rgcn": {
             "pyg RGCNConv": lambda: _typed("RGCNConv", case),
@@ -62,7 +62,7 @@ def _pyg(name: str) -> Callable[..., nn.Module]:
 
 
 class _Typed(nn.Module):
-    """A layer of PyG over one kind of node, called with edges and their relations."""
+    """Layer of PyG over one kind of node, called with edges and their relations."""
 
     def __init__(self, conv: nn.Module, case: Case) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class _HGT(nn.Module):
 
 
 class _Grouped(nn.Module):
-    """What layers around ``grouped_mm`` share: edges are sorted by relation, weights [relations, in, out]."""
+    """Base of layers around ``grouped_mm``: edges are sorted by relation, weights [relations, in, out]."""
 
     def __init__(self, case: Case, weights: dict[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -121,12 +121,12 @@ class _Grouped(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.randn(shape) / math.sqrt(shape[-1])))
 
     def through(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Rows of edges through their relation's weight."""
+        """Multiply rows of edges by their relation's weight."""
         return functional.grouped_mm(x, weight, offs=self.ends)
 
 
 class GroupedRGCN(_Grouped):
-    """A mean by relation and target, messages through ``grouped_mm``."""
+    """RGCN by hand: a mean by relation and target, messages through ``grouped_mm``."""
 
     def __init__(self, case: Case) -> None:
         width = case.x.shape[1]
@@ -141,7 +141,7 @@ class GroupedRGCN(_Grouped):
 
 
 class GroupedRGAT(_Grouped):
-    """Additive attention, both ends through ``grouped_mm``, softmax by scatters."""
+    """RGAT by hand: additive attention, both ends through ``grouped_mm``, softmax by scatters."""
 
     def __init__(self, case: Case) -> None:
         width = case.x.shape[1]

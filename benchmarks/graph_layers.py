@@ -1,4 +1,4 @@
-"""Relational graph layers, compiled, beside PyG's: RGCN, RGAT and HGT on graphs of the sizes of [Wu24] Table 3.3.
+"""Relational graph layers, compiled, compared with PyG's: RGCN, RGAT, HGT on graphs as in [Wu24] Table 3.3.
 
 Usage: python -m benchmarks.graph_layers [--only MODEL DATASET] [--precision high|highest|bf16] [--enumerate]
        [--launch auto|graph|eager] [--without-compiled] [--seconds N] [--small]
@@ -62,7 +62,7 @@ System = tuple[str, Callable[[bool], nn.Module]]
 
 
 def systems(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
-    """Ours first, then rivals: names, and what makes a module from node features to node values."""
+    """Yield ours, then rivals: names, and functions that make a module from node features to node values."""
     yield OURS, partial(planned, model, of, hardware)
     yield f"{OURS} unplanned", partial(unplanned, model, of)
     for name, make in rivals.of(model, of):
@@ -70,17 +70,17 @@ def systems(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
 
 
 def whatever_the_mode(make: Callable[[], nn.Module], training: bool) -> nn.Module:
-    """A module that serves both."""
+    """Make a module that serves inference and training."""
     return make()
 
 
 def unplanned(model: str, of: Case, training: bool) -> nn.Module:
-    """A layer of the library, compiled by the greedy rule."""
+    """Compile a layer of the library by the greedy rule."""
     return compile_layer(model, of.graph, width=WIDTH, out=WIDTH, training=training, launch=of.launch)
 
 
 def planned(model: str, of: Case, hardware: GraphHardware, training: bool) -> nn.Module:
-    """A layer of the library, planned and compiled as the README says."""
+    """Plan and compile a layer of the library as the README says."""
     problem = capture(
         layer(model, WIDTH, WIDTH),
         of.graph,
@@ -94,7 +94,7 @@ def planned(model: str, of: Case, hardware: GraphHardware, training: bool) -> nn
 
 
 def variants(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
-    """The plan first, then every order, as few values kept as may be and as the greedy choice has it."""
+    """Yield the plan first, then every order, with the fewest values kept and with the greedy choice."""
     yield OURS, partial(planned, model, of, hardware)
     for order in orders(layer(model, WIDTH, WIDTH)):
         name = ", ".join(f"{value}: {choice}" for value, choice in order.choices.items())
@@ -103,13 +103,13 @@ def variants(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
 
 
 def lowered_layer(forward: Program, rule: Callable[[Program], frozenset[int]], of: Case, training: bool) -> nn.Module:
-    """A layer in one order that keeps what a rule says."""
+    """Compile a layer in one order that keeps what a rule says."""
     program = with_backward(forward) if training else forward
     return CompiledLayer(program, lowered(program, rule(program)), of.graph, of.launch)
 
 
 def measured(make: Callable[[bool], nn.Module], of: Case, training: bool) -> dict[str, Any]:
-    """Time and peak of a call, and how long it took to make what is called."""
+    """Measure the time and peak of a call, and the time to make the module."""
     begin = time.perf_counter()
     module = make(training).to(of.x.device, of.x.dtype)
     made_s = time.perf_counter() - begin
@@ -154,7 +154,7 @@ def measured(make: Callable[[bool], nn.Module], of: Case, training: bool) -> dic
 
 
 def cell(make: Callable[[bool], nn.Module], of: Case, deadline: float) -> dict[str, dict[str, Any]]:
-    """Inference and training of one system on one graph, or why there are no figures."""
+    """Measure inference and training of one system on one graph, or state why it has no figures."""
     found: dict[str, dict[str, Any]] = {}
     for mode in ("inference", "training"):
         if time.perf_counter() > deadline:
@@ -176,7 +176,7 @@ def cell(make: Callable[[bool], nn.Module], of: Case, deadline: float) -> dict[s
 
 
 def emptied() -> None:
-    """Give memory back."""
+    """Free the GPU's memory and compiled code."""
     torch._dynamo.reset()
     gc.collect()
     if CUDA:
@@ -184,7 +184,7 @@ def emptied() -> None:
 
 
 def gains(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each model and mode, how much faster than the best rival of each graph, and the geometric mean."""
+    """Compute how much faster ours is than the best rival of each graph, with the geometric mean, by model and mode."""
     found = []
     for model, mode in itertools.product(MODELS, ("inference", "training")):
         ratios: dict[str, float] = {}
@@ -241,7 +241,7 @@ def main() -> None:
 
 
 def written(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows beside those of earlier runs for other layers, graphs or precisions."""
+    """Write rows, and keep those of earlier runs for other layers, graphs or precisions."""
     keys = ("model", "dataset", "precision")
     new = {tuple(row[key] for key in keys) for row in rows}
     path = record.RESULTS / f"{name}.json"

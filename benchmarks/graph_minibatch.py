@@ -1,4 +1,4 @@
-"""Training on sampled blocks: two relational layers, compiled, beside PyG's on the same blocks.
+"""Training on sampled blocks: two relational layers, compiled, compared with PyG's on the same blocks.
 
 Usage: python -m benchmarks.graph_minibatch [--only MODEL DATASET] [--seconds N] [--small]
 
@@ -59,19 +59,19 @@ class Case:
 
     @property
     def sampler(self) -> NeighbourSampler:
-        """One that draws the same blocks each time."""
+        """Sampler that draws the same blocks each time."""
         generator = torch.Generator(DEVICE).manual_seed(0)
         return NeighbourSampler(self.graph, FANOUTS, generator=generator)
 
     @property
     def seeds(self) -> Tensor:
-        """Of all batches, warm-up first."""
+        """Seeds of all batches, warm-up first."""
         generator = torch.Generator().manual_seed(0)
         return torch.randperm(len(self.x), generator=generator)[: (WARM + MEASURED) * self.batch].to(DEVICE)
 
 
 def case(name: str) -> Case:
-    """A synthetic graph of a data set's size; ``small``: of a few nodes."""
+    """Make a synthetic graph of a data set's size; ``small``: of a few nodes."""
     if name == "small":
         generator = np.random.default_rng(0)
         relation = np.sort(generator.integers(4, size=9_000))
@@ -88,7 +88,7 @@ def case(name: str) -> Case:
 
 
 class Compiled(nn.Module):
-    """A layer of ours, called on a block as the page on graph networks has it."""
+    """Layer of ours, called on a block as the page on graph networks has it."""
 
     def __init__(self, model: str, graph: Graph) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Compiled(nn.Module):
 
 
 class OfPyG(nn.Module):
-    """A layer of PyG, called with the ends and relations of a block's edges."""
+    """Layer of PyG, called with the ends and relations of a block's edges."""
 
     def __init__(self, name: str, graph: Graph) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class OfPyG(nn.Module):
 
 
 class Network(nn.Module):
-    """Two layers."""
+    """Network of two layers with a ReLU between them."""
 
     def __init__(self, layer: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -130,14 +130,14 @@ class Network(nn.Module):
 
 
 def systems(model: str, graph: Graph) -> Iterator[tuple[str, Callable[[], Network]]]:
-    """Names, ours first, and what makes them."""
+    """Yield the systems by name, ours first, with functions that make them."""
     yield OURS, lambda: Network(lambda: Compiled(model, graph))
     for name in RIVALS[model]:
         yield f"pyg {name}", lambda name=name: Network(lambda: OfPyG(name, graph))
 
 
 def timed(calls: Iterable[Callable[[], object]]) -> list[float]:
-    """Milliseconds of each call; the device is idle when one begins."""
+    """Time each call in milliseconds; the device is idle when one begins."""
     found = []
     for call in calls:
         if CUDA:
@@ -156,7 +156,7 @@ def timed(calls: Iterable[Callable[[], object]]) -> list[float]:
 
 
 def sampling(of: Case) -> dict[str, Any]:
-    """How long a call of the sampler takes, and the sizes of its blocks."""
+    """Measure how long a call of the sampler takes, and the sizes of its blocks."""
     sampler, sizes = of.sampler, []
 
     def draw(seeds: Tensor) -> None:
@@ -175,7 +175,7 @@ def sampling(of: Case) -> dict[str, Any]:
 
 
 def trained(network: Network) -> Callable[[Tensor, Sequence[Block], Tensor], None]:
-    """A step of Adam on a batch."""
+    """Make a step of Adam on a batch."""
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
 
     def step(x: Tensor, blocks: Sequence[Block], labels: Tensor) -> None:
@@ -187,7 +187,7 @@ def trained(network: Network) -> Callable[[Tensor, Sequence[Block], Tensor], Non
 
 
 def steps(of: Case, network: Network) -> dict[str, Any]:
-    """Times and peak of the step on blocks that are there, new and seen before."""
+    """Measure times and peak of the step on blocks that are there, new and seen before."""
     step, sampler = trained(network), of.sampler
 
     def calls() -> Iterator[Callable[[], object]]:
@@ -210,7 +210,7 @@ def steps(of: Case, network: Network) -> dict[str, Any]:
 
 
 def waits(call: Callable[[], object]) -> int:
-    """How often the host waits for the GPU in a call, by PyTorch's own warnings."""
+    """Count how often the host waits for the GPU in a call, by PyTorch's own warnings."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -222,7 +222,7 @@ def waits(call: Callable[[], object]) -> int:
 
 
 def loop(of: Case, network: Network) -> dict[str, Any]:
-    """Time of a batch in the loop in which sampling and steps overlap."""
+    """Measure the time of a batch in the loop in which sampling and steps overlap."""
     step = trained(network)
     loader = FeatureLoader(of.seeds, of.sampler, of.x, of.labels, batch_size=of.batch, shuffle=False)
     begin = 0.0
@@ -238,7 +238,7 @@ def loop(of: Case, network: Network) -> dict[str, Any]:
 
 
 def measured(of: Case, make: Callable[[], Network]) -> dict[str, Any]:
-    """All figures of a system, or why there are none."""
+    """Measure all figures of a system, or state why it has none."""
     try:
         torch.manual_seed(0)
         network = make().to(DEVICE)
@@ -287,7 +287,7 @@ def main() -> None:
 
 
 def faster(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """How much faster ours is than the fastest rival, of each layer and graph."""
+    """Compute how much faster ours is than the fastest rival, of each layer and graph."""
     for model, name in itertools.product(MODELS, DATA_SETS):
         here = [row for row in rows if (row["model"], row["dataset"]) == (model, name) and "loop_ms" in row]
         for column in ("step_ms", "loop_ms"):

@@ -1,7 +1,7 @@
-"""A small network that predicts what ``loadmaster.models.index.predictor`` predicts, to compare the two.
+"""Small neural network that predicts what ``loadmaster.models.index.predictor`` predicts, to compare the two.
 
-After [Shah23], section 6.3.3: the keys as a picture go through convolutions, features of the trace and of the
-configuration beside them, and all through a few layers. It answers with three quantiles of the logarithm of every
+After [Shah23], section 6.3.3: the keys as a picture go through convolutions; with features of the trace and of the
+configuration they go through a few layers. It answers with three quantiles of the logarithm of every
 figure, and learns by their loss. The structure has an embedding; parameters are logarithms.
 """
 
@@ -26,7 +26,7 @@ STEPS, BATCH_ROWS, LEARNING_RATE, WEIGHT_DECAY = 1500, 512, 2e-3, 1e-2
 
 
 class Layers(nn.Module):
-    """Pictures, numbers and structures in; [rows, figures, quantiles] out."""
+    """Layers of the network: pictures, numbers and structures in; [rows, figures, quantiles] out."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Layers(nn.Module):
 
 
 def numbers_of(of: Features, configuration: Configuration) -> list[float]:
-    """Features of trace and configuration."""
+    """Features of trace and configuration, as the network's numbers."""
     keys, operations = max(1, of.keys), max(1.0, of.operations)
     log = configuration if isinstance(configuration, FragmentedLog) else FragmentedLog(4, 1, 1)
     array = configuration if isinstance(configuration, GappedArray) else GappedArray(insert_share=0.0)
@@ -64,7 +64,7 @@ def numbers_of(of: Features, configuration: Configuration) -> list[float]:
 
 
 class Network:
-    """Learned from some traces, asked about others."""
+    """Predictor by the network, learned from some traces and asked about others."""
 
     def __init__(self, seen: Sequence[Ran]) -> None:
         torch.manual_seed(0)
@@ -103,7 +103,7 @@ class Network:
         self._layers.eval()
 
     def figures(self, ran: Ran, configuration: Configuration) -> dict[str, Figure]:
-        """By the names of FIGURES."""
+        """Predict the figures of a configuration, by the names of FIGURES."""
         if (id(ran), configuration) not in self._known:
             asked = list(dict.fromkeys([*(row.configuration for row in ran.rows), configuration]))
             numbers = np.array([numbers_of(ran.features, one) for one in asked])

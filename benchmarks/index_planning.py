@@ -1,8 +1,8 @@
-"""Planning 64 shards with trials, and what was chosen beside the best of all candidates, each measured.
+"""Planning 64 shards with trials: the choices compared with the best of all candidates, each measured.
 
     python -m benchmarks.index_planning
 
-The traces are none that the predictor was fitted to: other seeds, sizes and mixes of the distributions that it knows,
+The predictor was fitted to other traces. These have other seeds, sizes and mixes of the distributions that it knows,
 and the real keys of ``benchmarks.index_workloads``. All shards are planned at once by ``tune``, as
 docs/index-planning.md tells readers, and once without trials. Then every candidate runs on whole traces of some shards,
 and the least time of three runs counts. Writes ``benchmarks/results/index_planning.json``.
@@ -41,7 +41,7 @@ MIXES = (
 
 
 def of_text(keys: int, mix: Mix, seed: int) -> Trace:
-    """Real keys; those that are not loaded are inserted, the loaded ones looked up."""
+    """Make a trace of real keys; those that are not loaded are inserted, the loaded ones looked up."""
     random = np.random.default_rng(seed)
     drawn = random.permutation(all_text()[: 3 * keys])
     operations = OPERATIONS * keys
@@ -53,7 +53,7 @@ def of_text(keys: int, mix: Mix, seed: int) -> Trace:
 
 
 def held_out(shards: int) -> list[tuple[str, Trace]]:
-    """Traces by name, one for a shard."""
+    """Make traces by name, one for a shard."""
     found = []
     names = [*DISTRIBUTIONS, "text"]
     for n in range(shards):
@@ -65,12 +65,12 @@ def held_out(shards: int) -> list[tuple[str, Trace]]:
 
 
 def plan(problem: IndexProblem) -> IndexPlan:
-    """As a reader of the page calls it."""
+    """Plan as a reader of the page does."""
     return loadmaster.plan(problem, budget_bytes="1TiB")
 
 
 def whole_us(trace: Trace, problem: IndexProblem, c: int) -> float:
-    """Of all operations of a trace, as they ran."""
+    """Time in us of all operations of a trace, as they ran."""
     came = measure(trace, problem.candidates[c], repeats=3)
     shares = ((LOOKUP, came.read_ns), (INSERT, came.write_ns))
     writes = int((trace.operations != LOOKUP).sum())

@@ -1,12 +1,12 @@
-"""How well a predictor ranks configurations of the index on traces of a kind that it never saw.
+"""Quality of a predictor: how well it ranks configurations of the index on traces of a kind that it never saw.
 
     python -m loadmaster.executor.index.fit -o predictor.json --rows rows.json
     python -m benchmarks.index_predictor rows.json
 
 One distribution of keys is left out, then one size, in turn. Predictors learn from the other traces and choose a
 candidate for each trace that was left out. The regret is the time of what they chose over that of the best measured
-candidate, less one. Beside the line that ships: a small network (``index_network.py``), and what each one came
-to on average. A hash table is often the quickest by far; so all is told for shards that ask for order, too. Writes
+candidate, less one. The line that ships is compared with a small network (``index_network.py``), and with averages of
+each configuration. A hash table is often the quickest by far; so all is told for shards that ask for order, too. Writes
 ``benchmarks/results/index_predictor.json``.
 """
 
@@ -40,14 +40,14 @@ LEFT_OUT: dict[str, Callable[[Ran], object]] = {
 
 
 class Predictor(Protocol):
-    """Learned from some traces, asked about others."""
+    """Predictor learned from some traces, and asked about others."""
 
     def figures(self, ran: Ran, configuration: Configuration) -> dict[str, Figure]:
-        """By the names of FIGURES, as far as there are any."""
+        """Predict the figures of a configuration, by the names of FIGURES, as far as it has any."""
 
 
 class LinePredictor:
-    """What ships."""
+    """Predictor that ships with Loadmaster."""
 
     def __init__(self, seen: Sequence[Ran]) -> None:
         self._coefficients = fit([row for ran in seen for row in ran.rows], "others")
@@ -62,7 +62,7 @@ class LinePredictor:
 
 
 class AveragePredictor:
-    """What each configuration came to on average, whatever the trace."""
+    """Predictor by averages: each configuration's figures over all traces, whatever the trace."""
 
     def __init__(self, seen: Sequence[Ran]) -> None:
         self._known: dict[tuple[Configuration, str], list[float]] = {}
@@ -99,7 +99,7 @@ def predicted_ns(figures: dict[str, Figure], of: Features) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """One predictor on one trace that it never saw."""
+    """Choice of one predictor on one trace that it never saw."""
 
     trace: str
     group: str
@@ -110,7 +110,7 @@ class Choice:
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float:
-    """Of all pairs, how many more are in the same order than in the other one."""
+    """Kendall's tau: of all pairs, how many more are in the same order than in the other one, as a share."""
     a, b = np.array(first), np.array(second)
     signs = np.sign(a[:, None] - a) * np.sign(b[:, None] - b)
     pairs = len(a) * (len(a) - 1)
@@ -143,7 +143,7 @@ def told(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def coverage(pairs: Sequence[tuple[Predictor, Ran]]) -> dict[str, Any]:
-    """Of rows that were not learned from, the share above the upper and below the lower quantile; the usual error."""
+    """Share of rows above the upper and below the lower quantile, of those not learned from, and the usual error."""
     found: dict[str, dict[str, float]] = {}
     for name in ("read_ns", "write_ns", "scan_ns", "key_bytes", "pause_us"):
         below, above, errors = [], [], []
@@ -153,7 +153,7 @@ def coverage(pairs: Sequence[tuple[Predictor, Ran]]) -> dict[str, Any]:
                 figure = predictor.figures(ran, row.configuration).get(name)
                 if value is None or figure is None or figure.lower is None or figure.upper is None:
                     continue
-                # A hair: figures that are the same but for the last digits are no miss.
+                # A hair: figures that differ in the last digits only are hits.
                 below.append(value < figure.lower * (1 - 1e-6))
                 above.append(value > figure.upper * (1 + 1e-6))
                 errors.append(abs(math.log(value / figure.expected)) if figure.expected > 0 else math.inf)

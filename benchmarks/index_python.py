@@ -1,4 +1,4 @@
-"""The index from Python, in batches of arrays, beside its numpy implementation, BTrees, sortedcontainers and dict.
+"""Index from Python, in batches of arrays, compared with its numpy form, BTrees, sortedcontainers and dict.
 
     python -m benchmarks.index_python
 
@@ -66,7 +66,7 @@ class Times:
 
 @contextmanager
 def in_numpy() -> Iterator[None]:
-    """Indexes made within are those of machines without the compiled core."""
+    """Make indexes within the block as on machines without the compiled core."""
     found, native.library = native.library, lambda: None
     try:
         yield
@@ -83,7 +83,7 @@ def drawn(keys: int, batch: int) -> Work:
 
 
 def seconds(batches: list[Any], call: Callable[[Any], Any], check: Callable[[Any, Any], bool]) -> float:
-    """Processor seconds of all calls. What they answer is checked between them."""
+    """Processor seconds of all calls, whose answers are checked between them."""
     spent_s = 0.0
     for batch in batches:
         start = time.process_time()
@@ -140,7 +140,7 @@ def contenders() -> dict[str, Callable[[Work], Times]]:
 
 
 def row(name: str, times: list[Times], work: Work) -> dict[str, Any]:
-    """Medians over the rounds, in millions of keys per processor second."""
+    """Measure medians over the rounds, in millions of keys per processor second."""
     inserts = [t.insert_s for t in times if t.insert_s is not None]
     size = times[0].bytes_per_key
     return {

@@ -1,4 +1,4 @@
-"""Planned indexes beside the gapped array of ALEX, on whole workloads: 10 M keys, then 20 M operations.
+"""Planned indexes compared with the gapped array of ALEX, on whole workloads: 10 M keys, then 20 M operations.
 
     python -m benchmarks.index_workloads [--keys 10_000_000 --operations 20_000_000]
 
@@ -47,7 +47,7 @@ Keys = NDArray[np.uint64]
 
 @functools.cache
 def all_text() -> Keys:
-    """The different keys of real text, in random order."""
+    """List the different keys of real text, in random order."""
     sources = Path(sysconfig.get_paths()["stdlib"])
     found: list[Keys] = []
     for path in sorted([*sources.glob("*.py"), *sources.glob("*/*.py")]):
@@ -59,12 +59,12 @@ def all_text() -> Keys:
 
 
 def drawn(distribution: str, keys: int, operations: int, inserts: float) -> Trace:
-    """Keys in random order: the first are loaded, the rest inserted."""
+    """Draw keys in random order: the first are loaded, the rest inserted."""
     random = np.random.default_rng(4)
     wanted = keys + round(operations * inserts)
     all_keys = all_text()[:wanted] if distribution == "text" else make_keys(distribution, wanted)
     if len(all_keys) < wanted:
-        # Real keys are as many as there are: both numbers shrink alike.
+        # Real keys are as many as there are: both numbers shrink by the same factor.
         operations = int(operations * len(all_keys) / wanted)
         keys = len(all_keys) - round(operations * inserts)
     all_keys = random.permutation(all_keys)
@@ -107,7 +107,7 @@ def run(trace: Trace, configuration: Configuration) -> dict[str, float]:
 
 
 def planned(trace: Trace, seconds: float) -> tuple[Configuration, dict[str, Any]]:
-    """What the plan says, with what it expects, after trials."""
+    """Plan with trials; return the configuration and the figures that the plan expects."""
     start = time.monotonic()
     problem = problem_of("cell", [("cell", features(trace))], ordered=True)
     tuned = tune(problem, [trace], lambda p: loadmaster.plan(p, budget_bytes="1TiB"), seconds=seconds)
@@ -124,7 +124,7 @@ def planned(trace: Trace, seconds: float) -> tuple[Configuration, dict[str, Any]
 
 
 def cell(distribution: str, inserts: float, options: argparse.Namespace) -> dict[str, Any]:
-    """One workload: the plan, then both in turns."""
+    """Measure one workload: the plan, then both in turns."""
     trace = drawn(distribution, options.keys, options.operations, inserts)
     configuration, expected = planned(trace, options.seconds)
     sides = {"peer": GappedArray(insert_share=inserts), "planned": configuration}
@@ -152,7 +152,7 @@ def cell(distribution: str, inserts: float, options: argparse.Namespace) -> dict
 
 
 def main() -> None:
-    """Every distribution and mix."""
+    """Measure every distribution and mix."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--keys", type=int, default=10_000_000)
     parser.add_argument("--operations", type=int, default=20_000_000)

@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 def row_of(name: str) -> Row:
-    """What becomes of one model."""
+    """Plan one model and train it under the plan; its row, or the reason it has none."""
     found = _trains(name)
     if isinstance(found, str):
         return {"model": name, "left_out": without_folders(found)}
@@ -53,7 +53,7 @@ def row_of(name: str) -> Row:
 
 
 def _trains(name: str) -> tuple[Example, dict[str, Tensor]] | str:
-    """The smallest one that the library itself trains, with its gradients; or why it trains none."""
+    """Find the smallest model that the library itself trains, with its gradients; or why it trains none."""
     why = ""
     for make in makers(name):
         try:
@@ -79,7 +79,7 @@ def _planned(model: Any, batch: Any, loss: Any, theirs: Mapping[str, Tensor]) ->
 
 
 def _is_one_graph(model: Any, batch: Any, loss: Any) -> bool:
-    """Whether torch.compile makes one graph of the step."""
+    """Return whether torch.compile makes one graph of the step."""
     torch.compiler.reset()
     try:
         torch.compile(plain_step(model, batch, loss), backend="aot_eager", fullgraph=True)()
@@ -89,13 +89,13 @@ def _is_one_graph(model: Any, batch: Any, loss: Any) -> bool:
 
 
 def write_row(name: str, path: Path) -> None:
-    """Measure one, in this process."""
+    """Measure one model in this process, and write its row."""
     torch.set_num_threads(1)
     record.write_whole(path, json.dumps(row_of(name)))
 
 
 def measured(name: str, folder: Path) -> Row:
-    """The row of one, known or measured now; what ended it early, if anything did."""
+    """Return the row of one model, known or measured now; with what ended it early, if anything did."""
     path = folder / f"{name.replace('/', '-')}.json"
     if not path.exists():
         ended = run_alone(write_row, (name, path), LIMIT_S, ["benchmarks.library_sweep", "timm", "transformers"])

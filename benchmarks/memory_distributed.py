@@ -1,4 +1,4 @@
-"""A plan under DistributedDataParallel and FSDP2: losses, peak on every rank and step time, beside both without a plan.
+"""Plan under DistributedDataParallel and FSDP2: losses, peak on every rank and step, compared with both without a plan.
 
     torchrun --nproc-per-node 2 benchmarks/memory_distributed.py
 
@@ -47,7 +47,7 @@ KEPT_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Run:
-    """What all rows share on one rank."""
+    """Settings that all rows share on one rank."""
 
     rank: int
     ranks: int
@@ -61,7 +61,7 @@ class Run:
 
 
 def build(run: Run) -> tuple[Any, Any]:
-    """Model on the device, and loss."""
+    """Build the model on the device, and its loss."""
     import torch
 
     from examples import gpt
@@ -78,7 +78,7 @@ def build(run: Run) -> tuple[Any, Any]:
 
 
 def batch_of(run: Run, model: Any) -> tuple[Any, Any]:
-    """Tokens and targets of this rank: the same in every step, so that the loss falls."""
+    """Make tokens and targets of this rank: the same in every step, so that the loss falls."""
     import torch
 
     length, vocabulary = model.positions.num_embeddings, model.tokens.num_embeddings
@@ -94,7 +94,7 @@ def precision(run: Run) -> Any:
 
 
 def planned(run: Run, wrapper: str, model: Any, loss: Any, optimizer: Any) -> tuple[Any, dict[str, Any]]:
-    """The same plan on every rank, made by rank 0; and what it promises."""
+    """Plan on rank 0, and share the plan with every rank; return it with what it promises."""
     import torch.distributed as dist
 
     from loadmaster.executor import capture
@@ -136,7 +136,7 @@ def planned(run: Run, wrapper: str, model: Any, loss: Any, optimizer: Any) -> tu
 
 
 def planned_blocks(run: Run, model: Any) -> tuple[Any, dict[str, Any]]:
-    """The same plan for every block on every rank, made by rank 0."""
+    """Plan a block on rank 0, for every block on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -237,7 +237,7 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
     dist.barrier()
     losses += [train() for _ in range(1, run.steps)]
     _synchronize(run)
-    # DistributedDataParallel makes its buckets anew in early steps: the peak is that of steps like all later ones.
+    # DistributedDataParallel makes its buckets again in early steps: the peak is that of steps like all later ones.
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     times = []
@@ -268,7 +268,7 @@ def _synchronize(run: Run) -> None:
 
 
 def _over_ranks(run: Run, mine: dict[str, Any]) -> dict[str, Any]:
-    """One row: peaks and losses of every rank, the slowest rank's time."""
+    """Join the ranks' rows: peaks and losses of every rank, the slowest rank's time."""
     import torch.distributed as dist
 
     every: list[Any] = [None] * run.ranks
@@ -287,7 +287,7 @@ def _over_ranks(run: Run, mine: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(rows: dict[str, dict[str, Any]]) -> None:
-    """Hold every row's losses against the eager row of its wrapper."""
+    """Compare every row's losses with the eager row of its wrapper."""
     for name, found in rows.items():
         reference = rows.get(f"{name.split()[0]} eager", {})
         if "losses" not in found or "losses" not in reference:
@@ -360,7 +360,7 @@ def _device_id(device: str) -> Any:
 
 
 def record(run: Run, rows: dict[str, dict[str, Any]]) -> None:
-    """Into benchmarks/results; a trial on the CPU is printed only."""
+    """Record figures in benchmarks/results; a trial on the CPU is printed only."""
     from benchmarks.record import write
 
     for name, found in rows.items():

@@ -1,4 +1,4 @@
-"""The figures of memory planning on one GPU, in one command that can be cut short and continued.
+"""Figures of memory planning on one GPU, in one command that can be cut short and continued.
 
     python benchmarks/memory_gpu.py --out DIR                    everything, on a GPU host with the solvers
     python benchmarks/memory_gpu.py --out DIR --figures 1 5 --cases resnet50 --wall 560

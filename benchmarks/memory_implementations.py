@@ -1,4 +1,4 @@
-"""Time and memory of each implementation beside the PyTorch operator it stands in for, on a CUDA device.
+"""Time and memory of each implementation compared with the PyTorch operator it replaces, on a CUDA device.
 
 Run: ``PYTHONPATH=. python benchmarks/memory_implementations.py``. Median of 10 after 3 warm-up runs, host ahead of the
 device; memory is the allocator's peak beyond what was there before, results included. Writes
@@ -31,7 +31,7 @@ ROWS: list[dict[str, Any]] = []
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Device time, the host kept ahead of it."""
+    """Median device time in ms, the host kept ahead of it."""
     times = []
     for repeat in range(13):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -46,7 +46,7 @@ def median_ms(run: Callable[[], object]) -> float:
 
 
 def peak_mib(run: Callable[[], object]) -> float:
-    """Beyond what is allocated before."""
+    """Peak of a call in MiB, beyond what is allocated before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -56,7 +56,7 @@ def peak_mib(run: Callable[[], object]) -> float:
 
 
 def report(case: str, name: str, run: Callable[[], object]) -> None:
-    """One row; what a GPU cannot run is a row that says so."""
+    """Measure and print one row; what a GPU cannot run is a row that says so."""
     try:
         run()
         row = {"case": case, "operator": name, "ms": round(median_ms(run), 3), "mib": round(peak_mib(run), 1)}
@@ -136,7 +136,7 @@ def loss() -> None:
         return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
     def by_hand(hidden: torch.Tensor, weight: torch.Tensor, chunks: int = 8) -> torch.Tensor:
-        """What a PyTorch user would write: chunks, each under checkpoint."""
+        """Compute the loss as a PyTorch user would write it: chunks, each under checkpoint."""
         parts = zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)
 
         def part(h: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""``fit`` beside torch.compile under its own knob: the peak, the step, and the time until it is there.
+"""``fit`` compared with torch.compile under its own knob: the peak, the step, and the time until it is there.
 
     python -m benchmarks.memory_knob --out DIR [--cases "torchvision vit_b_16" MODULE:FACTORY ...] [--wall SECONDS]
 
@@ -8,7 +8,7 @@ the peaks of all but the first, and half-way from the lowest of all to what ever
 caches of Inductor, Triton and Loadmaster; ``fit`` once more with what the first one left tells what the next run of a
 script waits for. Rows are in DIR after each, and a run goes on from them.
 
-With ``--jobs`` models compile beside each other, each with its part of the cores. One at a time runs on the GPU, and
+With ``--jobs`` models compile at the same time, each with its part of the cores. One at a time runs on the GPU, and
 all others stand still while it measures its steps; so do their clocks.
 
 One at a time, a row of ``fit`` trains with the step that it gets first, and is measured when the others are tried, too.
@@ -59,7 +59,7 @@ TURNS, STEPS_OF_A_TURN = 9, 6
 
 
 def made(name: str, device: str, *, small: bool) -> tuple[Any, Any, Any, Callable[[], Any]]:
-    """Model, batch, loss and precision of a case, or of a factory of the user's, which trains in bfloat16."""
+    """Make model, batch, loss and precision of a case, or of a factory of the user's, which trains in bfloat16."""
     if ":" not in name:
         return build(case(name), device, small=small)
     torch.manual_seed(0)  # gradients of one row are those of the next
@@ -68,7 +68,7 @@ def made(name: str, device: str, *, small: bool) -> tuple[Any, Any, Any, Callabl
 
 
 def measured(row: Row, link: Link, turn: Turn) -> Row:
-    """What is measured of a row, in this process."""
+    """Measure a row in this process."""
     model, batch, loss, precision = made(row["case"], row["device"], small=row["small"])
     device = device_of(model, batch)
     found: Row = {}
@@ -113,7 +113,7 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
 
 
 def in_turns(runs: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """The median time of a step of each, us, timed in turns."""
+    """Median time in us of a step of each, timed in turns."""
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(TURNS + 1):  # the first compiles
         for run, taken in zip(runs, times, strict=True):
@@ -124,7 +124,7 @@ def in_turns(runs: Sequence[Callable[[], object]], device: torch.device) -> list
 
 
 def compiled(model: Any, loss: Any, knob: float, mode: str | None) -> Callable[..., torch.Tensor]:
-    """The step as users compile it."""
+    """Compile the step as users do."""
     import torch._functorch.config as functorch_config
 
     functorch_config.activation_memory_budget = knob
@@ -132,7 +132,7 @@ def compiled(model: Any, loss: Any, knob: float, mode: str | None) -> Callable[.
 
 
 def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
-    """The step as users write it."""
+    """Make the step as users write it."""
 
     def plain(*batch: Any, **named: Any) -> torch.Tensor:
         if loss is not None:
@@ -144,14 +144,14 @@ def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
 
 
 def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Fitted:
-    """What ``fit`` gives. Beside others all its tries are over then: later ones would measure in others' turns."""
+    """Call ``fit``. If others run at the same time all its tries are over then: later ones would disturb them."""
     fitter = Fitter(model, batch, loss, mode=row.get("mode", "default"))
     if row["beside"]:
         with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
             for timed in ("run", "_time_us"):  # an operator with what it needs, and a copy
                 alone = _alone(getattr(Profiler, timed), turn)
                 patched.enter_context(unittest.mock.patch.object(Profiler, timed, alone))
-            fitter.costed.plain  # noqa: B018 - operators are measured; of a step that has no plan fit says so
+            fitter.costed.plain  # noqa: B018 - operators are measured; fit says so of a step without a plan
         turn.end()
     budget_bytes = row["budget_bytes"]
     if row["asked"] == HALF_WAY:
@@ -164,7 +164,7 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
 
 
 def finished(done: Fitted) -> Row:
-    """Try what is left to try; what ``fit`` says then."""
+    """Try what is left to try; return what ``fit`` says then."""
     said, began = done.report, time.perf_counter()
     done.finish()
     found: Row = {"first_report": said, "left_s": time.perf_counter() - began}

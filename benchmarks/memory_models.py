@@ -1,11 +1,11 @@
-"""Which models of real repositories can be captured, planned and run under a budget, and why one cannot.
+"""Models of real repositories: which can be captured, planned and run under a budget, and why one cannot.
 
     python benchmarks/memory_models.py --out DIR    on a GPU host that has torchvision, transformers and the solvers
     python benchmarks/memory_models.py --out DIR --device cpu --small     a trial
 
 Every model is built from its configuration with random weights. The budget is a share of what the plain eager step of
-the same model takes. Plain torch.compile is measured beside it: where the launches of many short kernels take longer
-than the kernels do, its step is no shorter than eager's either, and a plan's is not.
+the same model takes. Plain torch.compile is measured as well: where the launches of many short kernels take longer than
+the kernels do, neither its step nor a plan's is shorter than eager's.
 
 A row is a process of its own; rows are in DIR/rows.json after each, and a run goes on from them or from those in
 benchmarks/results (not with --fresh).
@@ -32,7 +32,7 @@ NORM_TOLERANCE = {False: 1e-3, True: 2e-2}
 
 
 def wanted(models: Sequence[str]) -> list[Row]:
-    """Four rows for each model."""
+    """List four rows for each model."""
     rows: list[Row] = []
     for name in models:
         rows += [{"case": name, "method": "capture"}, {"case": name, "method": "eager"}, plain(name)]
@@ -41,7 +41,7 @@ def wanted(models: Sequence[str]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One line for each model that any row is there of."""
+    """Build a table, one line for each model with any rows."""
     found = []
     for name in dict.fromkeys(row["case"] for row in rows):
         captured, eager, compiled, planned = (
@@ -78,7 +78,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def compared(planned: Row, eager: Row, *, autocast: bool) -> tuple[tuple[float | None, float | None], bool | None]:
-    """Both gradient norms, and whether they are the same; None where tf32's own rounding leaves it open.
+    """Compare gradient norms: both, and whether they are the same; None where tf32's own rounding leaves it open.
 
     Convolutions of float32 are compared without tf32 where both rows have such a step.
     """
@@ -92,7 +92,7 @@ def compared(planned: Row, eager: Row, *, autocast: bool) -> tuple[tuple[float |
 
 
 def rounded(value: float | None, digits: int, factor: float = 1.0) -> float | None:
-    """A figure as the table shows it."""
+    """Round a figure as the table shows it."""
     return None if value is None else round(factor * value, digits)
 
 

@@ -21,7 +21,7 @@ SHOWN = ("objective_to_reference", "gap_percent", "overhead_gap_percent", "bound
 
 
 def row(problem: Problem, budget_gib: int, published: Mapping[str, float]) -> dict[str, Any]:
-    """Plan one instance and hold it against the reference."""
+    """Plan one instance and compare it with the reference."""
     best_us, best_bound_us = published["best_objective_us"], published["best_bound_us"]
     measured: dict[str, Any] = {
         "instance": problem.name,

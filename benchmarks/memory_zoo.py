@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory_zoo --out DIR [--only timm/densenet121 ...] [--backend inductor]
 
-Each is captured, planned at shares of its peak and just above its least, and applied beside plain PyTorch. Each is a
-process of its own with a limit, so that the crash of one ends nothing. Rows are in DIR after each, with the machine and
-the versions that they were measured with; a run goes on from them (`--fresh` begins anew).
+Each is captured, planned at shares of its peak and just above its least, applied, and compared with plain PyTorch. Each
+is a process of its own with a limit, so that the crash of one ends nothing. Rows are in DIR after each, with the
+machine and the versions that they were measured with; a run goes on from them (`--fresh` begins again).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT_S = 900
 
 
 def measured(name: str, backend: str, path: Path) -> dict[str, Any]:
-    """The row of one model, with what ended it early if anything did."""
+    """Measure one model; its row, with what ended it early if anything did."""
     common = ["benchmarks.zoo.measure", *(f"benchmarks.zoo.{lib}_models" for lib in LIBRARIES)]
     ended = run_alone(measure_one, (name, backend, path), LIMIT_S, common)
     library, _, model = name.partition("/")
@@ -35,18 +35,18 @@ def measured(name: str, backend: str, path: Path) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """All models of the libraries that are installed, as ``LIBRARY/MODEL``."""
+    """List all models of the libraries that are installed, as ``LIBRARY/MODEL``."""
     return [f"{library}/{e.name}" for library in LIBRARIES for e in of_library(library)]
 
 
 def shown(row: dict[str, Any]) -> str:
-    """One row in a line."""
+    """Format one row in a line."""
     budgets = ", ".join(f"{b['budget']} {b.get('status')} gap {b.get('gap')}" for b in row["budgets"])
     return f"{row['library']}/{row['model']}: {row.get('refused') or row.get('ended') or budgets}"
 
 
 def run(wanted: Sequence[str], backend: str, folder: Path, *, fresh: bool) -> list[dict[str, Any]]:
-    """The rows of these models, one after another."""
+    """Measure the rows of some models, one after another."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in wanted:

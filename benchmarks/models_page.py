@@ -56,12 +56,12 @@ configurations have in common. Each was captured, planned for the middle between
 
 
 def load(path: Path) -> Result:
-    """A recorded result."""
+    """Read a recorded result."""
     return dict(json.loads(path.read_text("utf-8")))
 
 
 def render(result: Result, sweep: Result) -> str:
-    """The page."""
+    """Write the text of the page."""
     rows = result["models"]
     parts = [
         _INTRODUCTION.format(
@@ -79,7 +79,7 @@ def render(result: Result, sweep: Result) -> str:
 
 
 def _where(rows: Iterable[Result]) -> str:
-    """The machines and versions, and how many models were measured with each."""
+    """List the machines and versions, and how many models were measured with each."""
     counted = Counter(
         f"{row['machine']['processor']}, {row['machine']['cores']} cores, torch {row['versions']['torch']}, "
         f"{row['library']} {row['versions'][row['library']]}"
@@ -124,7 +124,7 @@ def _gradients(row: Result) -> str:
 
 
 def _verdict(rows: Sequence[Result]) -> str:
-    """What held for all, and by name what did not."""
+    """State what held for all models, and by name what did not."""
     budgets = [(row, b) for row in rows for b in row["budgets"]]
     applied = [(row, b) for row, b in budgets if "peak_bytes" in b]
     above = [(row, b) for row, b in applied if b["peak_bytes"] > b["budget_bytes"]]
@@ -150,7 +150,7 @@ def _verdict(rows: Sequence[Result]) -> str:
 
 
 def _every_class(sweep: Result) -> str:
-    """What held for the models that nobody chose, and the refusals by name."""
+    """State what held for the models that nobody chose, with the refusals by name."""
     rows = sweep["models"]
     trained = [row for row in rows if "left_out" not in row]
     ended = [row for row in trained if "ended" in row]
@@ -187,7 +187,7 @@ def _where_swept(sweep: Result) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Where it broke and on what; the remedies follow in the message itself."""
+    """Cut a refusal to its first sentence: where it broke and on what; the rest gives remedies."""
     return f"{' '.join(text.split()).partition('. ')[0].removesuffix('.')}."
 
 
@@ -197,7 +197,7 @@ def _named(found: Iterable[tuple[Result, Result]]) -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write ``docs/models.md``."""
     PAGE.write_text(render(load(RESULT), load(SWEEP)), "utf-8")
     print(PAGE)
 

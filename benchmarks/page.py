@@ -32,13 +32,13 @@ its spread, is in [benchmarks/results](../benchmarks/results); this page is writ
 
 
 def load() -> dict[str, Result]:
-    """All recorded results by name."""
+    """Read all recorded results by name."""
     found = (json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")))
     return {str(result["benchmark"]): result for result in found}
 
 
 def render(results: Mapping[str, Result]) -> str:
-    """The page."""
+    """Write the text of the page."""
     memory, models = results["memory_gpu"], results["memory_models"]
     sections = [
         _step_against_peak(memory, models),
@@ -61,7 +61,7 @@ def render(results: Mapping[str, Result]) -> str:
 
 
 def _step_against_peak(memory: Result, models: Result) -> str:
-    """Figures 1 and 2 of the benchmark, and the models of other repositories."""
+    """Section of figures 1 and 2 of the benchmark, and the models of other repositories."""
     table = [row for row in memory["figure_1_against_pytorch"] if row.get("its_step_ms") is not None]
     points = memory["figure_2_points"]
     measured = [p for p in points if "step_ms" in p]
@@ -219,7 +219,7 @@ def _latency_against_size(result: Result) -> str:
 
 
 def gpu_of(result: Result) -> str:
-    """The GPUs of a result, in a word: H100s."""
+    """Name the GPUs of a result in a word: H100s."""
     return f"{result['machine']['gpu'].removeprefix('NVIDIA ').split()[0]}s"
 
 
@@ -318,7 +318,7 @@ def _time_to_proof(memory: Result, collective: Result, frontier: Result) -> str:
 
 
 def main() -> None:
-    """Write page and plots."""
+    """Write ``docs/benchmarks.md`` and its plots."""
     results = load()
     PAGE.write_text(render(results), "utf-8")
     for path in [PAGE, *write_all(results)]:

@@ -1,4 +1,4 @@
-"""The section of ``docs/benchmarks.md`` about graph networks: compiled layers, sums over neighbours, features."""
+"""Section of ``docs/benchmarks.md`` about graph networks: compiled layers, sums over neighbours, features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODES = ("inference", "training")
 
 
 def graph_networks(kernels: Result, layers: Result, features: Result, minibatch: Result) -> str:
-    """Measured: layers beside PyG's and hand-written ones, sums beside cuSPARSE, rows read over the link."""
+    """Section of measured graph networks: layers and sums compared with rivals, rows read over the link."""
     return section(
         "Graph networks",
         "One H100; HGT on `mag` and rows over the link on one H200, each with its rivals. Layers from 64 to 64 "
@@ -133,7 +133,7 @@ def _lost(layers: Result, features: Result, minibatch: Result) -> str:
 
 
 def _new_blocks(rows: Sequence[Result]) -> str:
-    """A step on a block that a layer sees for the first time, beside the fastest of PyG's."""
+    """Compare a step on a block that a layer sees for the first time with the fastest of PyG's."""
     said = []
     for model, data in dict.fromkeys((row["model"], row["dataset"]) for row in rows):
         here = [row for row in rows if (row["model"], row["dataset"]) == (model, data) and "step_ms" in row]

@@ -1,4 +1,4 @@
-"""The section of ``docs/benchmarks.md`` about indexes of keys."""
+"""Section of ``docs/benchmarks.md`` about indexes of keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.sections import percent, section, table_of
 
 
 def indexes(workloads: Result, planning: Result, python: Result) -> str:
-    """Planned configurations beside the gapped array of ALEX, and beside the best of all."""
+    """Section of planned configurations, compared with the gapped array of ALEX and with the best of all."""
     rows = workloads["rows"]
     table = [
         [

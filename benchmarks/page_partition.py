@@ -1,4 +1,4 @@
-"""The section of ``docs/benchmarks.md`` about partition: exact plans, Tofu's recursion, what came before, budgets."""
+"""Section of ``docs/benchmarks.md`` about partition: exact plans, Tofu's recursion, earlier methods, budgets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.sections import section, signed, table_of
 
 
 def split_over_gpus(partition: Result, capture: Result, operators: Result, fuzz: Result, gpus: Result) -> str:
-    """Planned: bytes and simulated steps by method, the grid of the thesis, Llama under budgets; what was captured, and
-    what ran, on processes and on two GPUs."""
+    """Section of partition plans: bytes and simulated steps by method, the grid of the thesis, Llama under budgets;
+    what was captured, and what ran, on processes and on two GPUs."""
     by_model = compared(partition)
     header = ["bytes that 8 GPUs receive, simulated step", *(TITLES[name] for name in by_model)]
     rows = [[words, *(_cell(found[method]) for found in by_model.values())] for method, words in METHODS.items()]
@@ -49,7 +49,7 @@ _WORD = {"llama": "Llama", "wide": "convolutions"}
 
 
 def _trained(gpus: Result) -> str:
-    """Steps on two GPUs: a row for each way, a column for each model; what was planned beside what was measured."""
+    """Table of steps on two GPUs, planned and measured: a row for each way, a column for each model."""
     by_model = {name: [row for row in gpus["rows"] if row["model"] == name] for name in _MODELS}
     ways = dict.fromkeys((row["way"], row.get("limit")) for rows in by_model.values() for row in rows)
     table = []
@@ -73,7 +73,7 @@ def _trained(gpus: Result) -> str:
 
 
 def _against_rivals(by_model: dict[str, list[Result]]) -> str:
-    """How much faster than the fastest way by hand, by model; the slower of the two limits."""
+    """Say how much faster plans are than the fastest way by hand, by model; the slower of the two limits."""
     said = []
     for name, rows in by_model.items():
         rival = min(row["step_us"] for row in rows if "limit" not in row)

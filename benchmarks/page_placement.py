@@ -1,4 +1,4 @@
-"""The sections of ``docs/benchmarks.md`` about placement: simulated plans, the pager, the tensor cache."""
+"""Sections of ``docs/benchmarks.md`` about placement: simulated plans, the pager, the tensor cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.sections import percent, section, signed, table_of
 
 
 def training_state(placement: Result) -> str:
-    """Simulated: plans beside policies and the bound."""
+    """Section of simulated plans, compared with policies and the bound."""
     planned = [row for row in placement["rows"] if "plan" in row]
     rows = [
         [
@@ -42,7 +42,7 @@ def training_state(placement: Result) -> str:
 
 
 def under_a_limit(pager: Result) -> str:
-    """Measured: the pager by demand, prediction and plan, beside the plan's own figure and its bound."""
+    """Section of the measured pager by demand, prediction and plan, compared with the plan's figure and bound."""
     cases: dict[str, dict[tuple[str, float | None], Result]] = {}
     for row in pager["rows"]:
         cases.setdefault(row["case"], {})[row["method"], row["share"]] = row
@@ -106,7 +106,7 @@ def _cases_with_equal_losses(rows: Sequence[Result]) -> str:
 
 
 def tensor_cache(steps: Result, files: Result) -> str:
-    """Measured: the tensor cache beside PyTorch's own ways."""
+    """Section of the measured tensor cache, compared with PyTorch's own ways."""
     rows = []
     for row in steps["rows"]:
         if row["method"] == "plain again" or "step_ms" not in row:

@@ -1,4 +1,4 @@
-"""The pager: steps under a limit of device memory, by demand and by plan, beside the step that has room enough.
+"""The pager: steps under a limit of device memory, by demand and by plan, compared with a step that has room enough.
 
     python benchmarks/pager.py                              on a GPU
     python benchmarks/pager.py --device cpu --small         a trial with small models
@@ -6,7 +6,7 @@
 The whole state of training counts: parameters, gradients, AdamW's state and activations. ``plain`` is PyTorch alone;
 ``plain again`` says whether its own kernels give equal bits twice; ``no limit`` is a pager with room for everything,
 which is what it costs to look at every operator. ``demand`` brings nothing early, ``correlation`` brings what came
-next the last time, ``planned`` is the pager as users have it. Limits are shares of the most bytes that lie on the
+next the last time, ``planned`` is the pager as users have it. Limits are shares of the most bytes that are on the
 device without one. What a step takes is the median over the last steps, the device waited for. Losses are compared bit
 by bit with those of ``plain``.
 Writes ``benchmarks/results/pager.json``.
@@ -45,7 +45,7 @@ SMALL_BYTES = 1024  # for trials
 
 
 def row(name: str, method: str, device: str, budget_bytes: int | None, *, small: bool) -> dict[str, Any]:
-    """One model trained one way."""
+    """Train one model one way, and measure it."""
     model, inputs, loss, precision = build(CASES[name], device, small=small)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     seconds, losses = [], []
@@ -113,7 +113,7 @@ def row(name: str, method: str, device: str, budget_bytes: int | None, *, small:
 
 
 def case_rows(name: str, shares: list[float], device: str, *, small: bool) -> list[dict[str, Any]]:
-    """One model in every way."""
+    """Train one model in every way."""
     rows: list[dict[str, Any]] = []
 
     def add(method: str, budget_bytes: int | None, share: float | None = None) -> dict[str, Any]:

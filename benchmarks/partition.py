@@ -1,4 +1,4 @@
-"""Partition planned for known models: exact plans beside Tofu's recursion and earlier methods, and with budgets.
+"""Partition planned for known models: exact plans compared with Tofu's recursion and earlier methods, and with budgets.
 
 Usage: python -m benchmarks.partition
 
@@ -6,7 +6,7 @@ Times are those of ``loadmaster.plan`` on a problem at hand, on one thread, proc
 ``tofu`` is the space of [Wang20]: every GPU stores an equal share of every tensor, on 2 x 2 x 2 GPUs, bytes that all
 receive are minimized. Its GPUs are the thesis's: K80, 21 GB/s between two of them. ``llama`` minimizes the time of a
 step of Llama-3-8B on 8 x 8 H100 (350 GB/s within a host, 45 GB/s between hosts), batch 16 of 8,192 tokens; ``by hand``
-the same with batch 64: what people do, beside a plan that may take as much memory; ``modules`` what modules can run.
+the same with batch 64: what people do, and a plan that may take as much memory; ``modules`` what modules can run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ BUDGETS_GIB = (None, 80, 30, 15)
 
 
 def tofu(name: str, batch: int | None = None) -> PartitionProblem:
-    """A model in the thesis's space."""
+    """Build a model's problem in the thesis's space."""
     made = model(name, mesh("2x2x2", gbps="21", latency_us="0"), K80, batch=batch)
     return replace(made, objective="bytes", replicas=False)
 
 
 def planned(problem: PartitionProblem, budget_bytes: int, **options: Any) -> dict[str, Any]:
-    """One plan, in figures."""
+    """Plan one problem; return its figures."""
     plan = loadmaster.plan(problem, budget_bytes=budget_bytes, progress=False, **options)
     row: dict[str, Any] = {
         "model": problem.name,
@@ -59,7 +59,7 @@ def planned(problem: PartitionProblem, budget_bytes: int, **options: Any) -> dic
 
 
 def main() -> None:
-    """All tables."""
+    """Plan the problems of all tables."""
     methods = [method for method in kind_named("partition").methods if method != "module"]
     rows = []
     for name, batch in COMPARED.items():

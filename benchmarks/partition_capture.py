@@ -1,4 +1,4 @@
-"""From a PyTorch module to a plan: a Llama of 32 layers (8 B parameters) without values, on a mesh of 2 x 4.
+"""Capture of a PyTorch module and its plan: a Llama of 32 layers (8 B parameters) without values, on a mesh of 2 x 4.
 
 Usage: python -m benchmarks.partition_capture
 

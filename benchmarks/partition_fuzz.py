@@ -23,7 +23,7 @@ MESHES = {"2": (2,), "2x2": (2, 2)}
 
 
 def main() -> None:
-    """Every model on every mesh, each in processes of its own."""
+    """Run every model on every mesh, each in processes of its own."""
     rows = []
     for mesh, sizes in MESHES.items():
         for name in MADE:

@@ -1,4 +1,4 @@
-"""Training steps on several GPUs under a plan, beside what people write by hand, in one run.
+"""Training steps on several GPUs under a plan, compared with what people write by hand, in one run.
 
 Usage: torchrun --standalone --nproc-per-node N -m benchmarks.partition_gpus [--small] [--model NAME] [--only WORDS]
 
@@ -48,7 +48,7 @@ Made = tuple[Stepper, Iterable[nn.Parameter], dict[str, Any]]
 
 
 class WideBlock(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class WideBlock(nn.Module):
 
 
 def wide(batch: int, side: int, width: int, blocks: int) -> Example:
-    """Convolutions that are wide enough to be worth splitting by channels."""
+    """Build convolutions that are wide enough to be worth splitting by channels."""
     stem, body = nn.Conv2d(3, width, 3, padding=1), nn.Sequential(*(WideBlock(width) for _ in range(blocks)))
     model = nn.Sequential(stem, body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
     images = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
@@ -68,7 +68,7 @@ def wide(batch: int, side: int, width: int, blocks: int) -> Example:
 
 
 def made(name: str, small: bool) -> Example:
-    """The model of a name, alike on all ranks."""
+    """Build the model of a name, equal on all ranks."""
     torch.manual_seed(0)
     ranks = dist.get_world_size()
     with torch.device(device()):
@@ -85,23 +85,23 @@ def made(name: str, small: bool) -> Example:
 
 
 def device() -> torch.device:
-    """Of this rank."""
+    """Device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def hardware() -> str:
-    """The entry of the catalogue that estimates are of."""
+    """Name of the GPU in the catalogue that estimates are made for."""
     return "h100" if torch.cuda.is_available() and "H100" in torch.cuda.get_device_name() else "h200"
 
 
 def blocks_of(model: nn.Module) -> Iterable[nn.Module]:
-    """What repeats."""
+    """Blocks of a model that repeat."""
     found: Iterable[nn.Module] = model.blocks if hasattr(model, "blocks") else model[1]  # type: ignore[index, assignment]
     return found
 
 
 def compiled(make: Callable[[Example], Made]) -> Callable[[Example], Made]:
-    """The same way with every block under ``torch.compile``."""
+    """Train in a given way, with every block under ``torch.compile``."""
 
     def made_so(example: Example) -> Made:
         torch.compiler.reset()
@@ -113,19 +113,19 @@ def compiled(make: Callable[[Example], Made]) -> Callable[[Example], Made]:
 
 
 def by_hand(model: nn.Module, batch: Sequence[Tensor], loss: Callable[..., Tensor], shares: int, share: int) -> Made:
-    """A wrapped model on this rank's share of the batch."""
+    """Train a wrapped model on this rank's share of the batch."""
     own = [x.chunk(shares)[share] for x in batch]
     return lambda: loss(model(*own[:-1]), own[-1]), model.parameters(), {}
 
 
 def data_parallel(example: Example) -> Made:
-    """DistributedDataParallel."""
+    """Train under ``DistributedDataParallel``."""
     model, batch, loss = example
     return by_hand(DistributedDataParallel(model), batch, loss, dist.get_world_size(), dist.get_rank())
 
 
 def sharded(example: Example, over: DeviceMesh | None = None) -> Made:
-    """FSDP2: every block, then the rest."""
+    """Train under FSDP2: every block wrapped, then the rest."""
     model, batch, loss = example
     over = over or init_device_mesh(device().type, (dist.get_world_size(),))
     for block in blocks_of(model):
@@ -135,7 +135,7 @@ def sharded(example: Example, over: DeviceMesh | None = None) -> Made:
 
 
 def tensor_parallel(example: Example, over: DeviceMesh | None = None) -> Made:
-    """Heads and hidden units, as in Megatron."""
+    """Train under tensor parallelism of heads and hidden units, as in Megatron."""
     model, batch, loss = example
     over = over or init_device_mesh(device().type, (dist.get_world_size(),))
     columns = {name: ColwiseParallel() for name in ("query", "key", "value", "gate", "up")}
@@ -147,14 +147,14 @@ def tensor_parallel(example: Example, over: DeviceMesh | None = None) -> Made:
 
 
 def both(example: Example) -> Made:
-    """Tensor parallelism over pairs, FSDP2 over the others."""
+    """Train under tensor parallelism over pairs, FSDP2 over the others."""
     mesh = init_device_mesh(device().type, (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
     tensor_parallel(example, mesh["tensor"])
     return sharded(example, mesh["data"])
 
 
 def planned(example: Example, limit_bytes: int, **how: Any) -> Made:
-    """``split``, as the README has it."""
+    """Train under a plan by ``split``, as the README has it."""
     model, batch, loss = example
     ranks = dist.get_world_size()
     step = split(
@@ -174,7 +174,7 @@ def planned(example: Example, limit_bytes: int, **how: Any) -> Made:
 
 
 def measured(name: str, make: Callable[[Example], Made], example: Callable[[], Example]) -> dict[str, Any]:
-    """One way to train, in figures; without any where it fails, most often for memory."""
+    """Measure one way to train; a row without figures where it fails, most often for memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -214,13 +214,13 @@ def _steps(step: Stepper, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
 
 
 def _optimizers(parameters: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer]:
-    """One for plain tensors and one for shares: PyTorch 2.11 updates no list of both at once."""
+    """Make an optimizer for plain tensors and one for shares: PyTorch 2.11 updates no list of both at once."""
     sorts = [[p for p in parameters if isinstance(p, DTensor) == shared] for shared in (False, True)]
     return [torch.optim.AdamW(sort, lr=1e-4) for sort in sorts if sort]
 
 
 def compared(name: str, small: bool, only: str) -> list[dict[str, Any]]:
-    """All ways, by hand first: they say what the limits are."""
+    """Measure all ways, by hand first: they say what the limits are."""
     example = partial(made, name, small)
     ways: dict[str, Callable[[Example], Made]] = {"data parallel": data_parallel, "fsdp2": sharded}
     if name == "llama":
@@ -243,7 +243,7 @@ def compared(name: str, small: bool, only: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """All models."""
+    """Measure the models that are asked for, and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("llama", "wide"), action="append")
     parser.add_argument("--small", action="store_true")
@@ -262,7 +262,7 @@ def main() -> None:
 
 
 def _other_rows(name: str, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Of models that were not measured now."""
+    """Read the recorded rows of models that were not measured now."""
     path = record.RESULTS / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {"rows": [], "machine": record.machine()}
     if known["machine"].get("gpu") != record.machine().get("gpu"):

@@ -1,4 +1,4 @@
-"""Which of ATen's operators can be split: those that PyTorch's own samples call, forward and backward, each tried.
+"""Operators of ATen that can be split: those that PyTorch's own samples call, forward and backward, each tried.
 
 Usage: python -m benchmarks.partition_operators      (needs the package expecttest, as PyTorch's samples do)
 
@@ -31,7 +31,7 @@ Called = tuple[Any, Sequence[Any], Mapping[str, Any], Any]
 
 
 class Calls(TorchDispatchMode):
-    """Notes what is called."""
+    """Dispatch mode that notes the ATen calls within it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class Calls(TorchDispatchMode):
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """That need a gradient."""
+    """List the tensors in a value that need a gradient."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def called() -> dict[str, list[Called]]:
-    """Operators by name, with calls of each."""
+    """Collect operators by name, with calls of each."""
     found: dict[str, list[Called]] = {}
     for info in op_db:
         if torch.float64 not in info.dtypes:
@@ -78,7 +78,7 @@ def _of_samples(info: Any) -> list[Called]:
 
 
 def what_of(call: Called, trials: Trials) -> tuple[str, str]:
-    """Whether it is split, and how or why not."""
+    """Try to split the operator of a call; tell whether it is split, and how or why not."""
     node = Call.of(*call).node(fx.Graph())
     if is_view(node):
         return "view", ""
@@ -91,7 +91,7 @@ def what_of(call: Called, trials: Trials) -> tuple[str, str]:
 
 
 def best(calls: Sequence[Called], tell: Callable[[Called], tuple[str, str]]) -> tuple[str, str]:
-    """What becomes of an operator in the call that it is split in, if there is one."""
+    """Tell how an operator is split, in the first of its calls in which it is."""
     found = (WHOLE, "")
     for call in calls[:CALLS]:
         try:
@@ -104,7 +104,7 @@ def best(calls: Sequence[Called], tell: Callable[[Called], tuple[str, str]]) -> 
 
 
 def main() -> None:
-    """All of them."""
+    """Try all operators, count and record."""
     warnings.filterwarnings("ignore")
     trials = Trials()
     rows = [

@@ -1,4 +1,4 @@
-"""Training state that outgrows the device, simulated: plans beside demand paging, prefetching and the proved bound.
+"""Training state that outgrows the device, simulated: plans compared with demand paging, prefetching and the bound.
 
 Usage: python -m benchmarks.placement [--time-limit S] [--traces NAME ...]
 
@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[Callable[[], Any], torch.dtype]] = {
 
 
 def trace(name: str) -> PlacementProblem:
-    """The step of one model, without memory for it."""
+    """Capture the step of one model, without memory for it."""
     make, dtype = MODELS[name]
     with torch.device("meta"):
         model, batch, loss = make()
@@ -69,7 +69,7 @@ def trace(name: str) -> PlacementProblem:
 
 
 def row(problem: PlacementProblem, share: float, time_limit_s: float) -> dict[str, Any]:
-    """One budget: every policy, then the plan."""
+    """Simulate one budget: every policy, then the plan."""
     budget_bytes = int(share * peak_bytes(problem))
     found: dict[str, Any] = {"trace": problem.name, "share": share, "budget_gib": round(budget_bytes / GIB, 3)}
     if budget_bytes < least_bytes(problem)[0]:
@@ -90,7 +90,7 @@ def row(problem: PlacementProblem, share: float, time_limit_s: float) -> dict[st
 
 
 def main() -> None:
-    """Capture, simulate, plan, record."""
+    """Capture, simulate, plan and record all traces."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--time-limit", type=float, default=60.0, help="of each plan, seconds (60)")
     p.add_argument("--traces", nargs="+", default=list(MODELS), choices=list(MODELS))

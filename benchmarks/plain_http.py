@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Answer:
-    """Status and content."""
+    """Answer to a request: status and content."""
 
     status_code: int
     content: bytes
 
 
 class Connections:
-    """As many as requests wait at a time."""
+    """Pool of connections to one server, as many as requests wait at a time."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -55,6 +55,6 @@ class Connections:
         return await asyncio.open_connection(self._host, self._port)
 
     def close(self) -> None:
-        """Close those that are idle."""
+        """Close the idle connections."""
         for _, writer in self._idle:
             writer.close()

@@ -1,4 +1,4 @@
-"""The plots of ``docs/benchmarks.md`` and of the README, drawn from ``benchmarks/results/`` as SVG.
+"""Plots of ``docs/benchmarks.md`` and of the README, drawn from ``benchmarks/results/`` as SVG.
 
 Each function draws one picture from one result and returns it. :func:`write_all` puts them into ``docs/plots/``.
 """
@@ -75,7 +75,7 @@ def step_against_peak(result: Result) -> Figure:
 
 
 def two_models(result: Result) -> Figure:
-    """The README's picture: the same for ResNet-50 and GPT-2-medium."""
+    """Draw the README's picture: step time against peak for ResNet-50 and GPT-2-medium."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _panel(left, result["rows"], "resnet50")

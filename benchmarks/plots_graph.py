@@ -1,4 +1,4 @@
-"""The plot about graph networks, and how rows of ``graph_layers`` are put side by side."""
+"""Plot of graph networks, and how rows of ``graph_layers`` are put side by side."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Cell = tuple[str, str, str]
 
 
 def cell(row: Result) -> Cell:
-    """Layer, graph, and whether it is trained."""
+    """Key of a row: layer, graph, and inference or training."""
     return row["model"], row["dataset"], row["mode"]
 
 
 def measured(rows: Iterable[Result], system: str) -> dict[Cell, Result]:
-    """What a system was measured at, in the precision of the page."""
+    """Rows of a system, in the precision of the page."""
     return {cell(row): row for row in rows if row["system"] == system and _is_shown(row)}
 
 
 def best_rivals(rows: Iterable[Result]) -> dict[Cell, Result]:
-    """The fastest of what is not ours, in the precision of the page."""
+    """Rows of the fastest system that is not ours, in the precision of the page."""
     found: dict[Cell, Result] = {}
     for row in rows:
         if not row["system"].startswith("loadmaster") and _is_shown(row):

@@ -1,4 +1,4 @@
-"""The plot about indexes: planned configurations beside the gapped array of ALEX."""
+"""Plot of indexes: planned configurations compared with the gapped array of ALEX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plot of partition: bytes received by method, over those of the exact optimum."""
+"""Plot of partition: bytes received by method, over those of the exact optimum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLOURS = (OURS, COMPILE, EAGER)
 
 
 def compared(result: Result) -> dict[str, dict[str, Result]]:
-    """By model and method."""
+    """Rows by model and method."""
     found: dict[str, dict[str, Result]] = {}
     for row in result["rows"]:
         if row["table"] == "methods":
@@ -29,7 +29,7 @@ def compared(result: Result) -> dict[str, dict[str, Result]]:
 
 
 def split_over_gpus(result: Result) -> Figure:
-    """Bars for each method."""
+    """Draw bars of bytes received for each method."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
     by_model = compared(result)

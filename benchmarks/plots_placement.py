@@ -1,4 +1,4 @@
-"""The plots about placement: simulated training state, the pager under a limit, the tensor cache."""
+"""Plots of placement: simulated training state, the pager under a limit, the tensor cache."""
 
 from __future__ import annotations
 

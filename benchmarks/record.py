@@ -39,7 +39,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores as this process may use them, the system, and the GPU if torch is loaded."""
+    """Describe the machine: processor, cores that this process may use, system, and the GPU if torch is loaded."""
     found: dict[str, Any] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Python and those of the packages concerned that are installed, with ``more`` packages."""
+    """Versions of Python and of the packages concerned that are installed, with ``more`` packages."""
     found = {"python": platform.python_version()}
     for package in (*_PACKAGES, *more):
         try:
@@ -64,7 +64,7 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def command() -> str:
-    """What to type in the repository's root to run this again."""
+    """Command to type in the repository's root to run this again."""
     module = sys.modules["__main__"].__spec__
     if module is not None:
         return " ".join(["python", "-m", module.name, *sys.argv[1:]])

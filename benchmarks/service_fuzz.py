@@ -1,4 +1,4 @@
-"""The service under requests that nobody would write: from its own description (schemathesis), and spoilt problems.
+"""Service under requests that nobody would write: from its own description (schemathesis), and spoilt problems.
 
 Ends with status 1 when an answer is an error of the server, a refusal names no place, or nothing comes within a minute.
 
@@ -23,7 +23,7 @@ from tests.api.running_service import RunningService
 
 
 def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What was sent, and what came back."""
+    """Send requests to a service of its own; return counts of what was sent and what came back."""
     problems = preset_problems(folder)
     service = RunningService(Settings(database_url=f"sqlite:///{folder}/service.db", port=0, workers=0))
     try:
@@ -53,7 +53,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Entry point."""
+    """Send, record and print; 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=400, help="of each operation, good ones and bad ones each")
     parser.add_argument("--documents", type=int, default=10_000, help="spoilt ones")

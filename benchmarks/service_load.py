@@ -1,4 +1,4 @@
-"""The service under load while two solves run: how long answers take, event streams, cancels, and the server's memory.
+"""Service under load while two solves run: how long answers take, event streams, cancels, and the server's memory.
 
 One server with two workers on a fresh SQLite database; requests come from this process, on the same cores, at a fixed
 rate whatever the answers take. Latencies count from when a request was due. Requests at a rate are sent with little
@@ -37,7 +37,7 @@ _START_WITHIN_S = 120.0
 
 @contextmanager
 def running_server(folder: Path) -> Iterator[tuple[str, int]]:
-    """Address and process id of a server with two workers."""
+    """Run a server with two workers within the block; yields its address and process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,13 +65,13 @@ def _is_ready(url: str) -> bool:
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of one process as the kernel counts it."""
+    """Memory of one process in MiB, as the kernel counts it."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return round(int(line.split()[1]) / 1024, 1)
 
 
 def shares(seconds: list[float]) -> dict[str, Any]:
-    """Percentiles in milliseconds."""
+    """Percentiles of seconds, in milliseconds."""
     ordered = sorted(seconds)
     at = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
     found = {name: round(1e3 * ordered[int(share * (len(ordered) - 1))], 1) for name, share in at.items()}
@@ -79,7 +79,7 @@ def shares(seconds: list[float]) -> dict[str, Any]:
 
 
 async def at_rate(send: Callable[[int], Awaitable[Answer]], rate: float, seconds: float) -> dict[str, Any]:
-    """Requests that are due one after the other, and what their answers took from then on."""
+    """Send requests that are due one after the other; measure their answers from then on."""
     taken: list[float] = []
     refused = 0
 
@@ -99,7 +99,7 @@ async def at_rate(send: Callable[[int], Awaitable[Answer]], rate: float, seconds
 
 
 async def one_by_one(send: Callable[[int], Awaitable[httpx.Response]], count: int) -> dict[str, Any]:
-    """Requests each of which waits for the answer to the one before."""
+    """Send requests one by one, each after the answer to the one before."""
     taken = []
     for number in range(count):
         began = time.monotonic()
@@ -109,7 +109,7 @@ async def one_by_one(send: Callable[[int], Awaitable[httpx.Response]], count: in
 
 
 class Load:
-    """The service as its clients see it."""
+    """Client of the service under load."""
 
     def __init__(self, http: httpx.AsyncClient, plain: Connections) -> None:
         self._http, self._plain = http, plain
@@ -125,7 +125,7 @@ class Load:
             await asyncio.sleep(0.02)
 
     async def start_endless(self, seed: int, *, with_plan: bool = True) -> str:
-        """A solve under way that does not end by itself, with a plan or as soon as it runs."""
+        """Start a solve that does not end by itself; return once it has a plan, or once it runs."""
         answer = await self.submit(example("resnet50-b184-recompute"), {**_ENDLESS, "seed": seed})
         answer.raise_for_status()
         plan_id = str(answer.json()["id"])
@@ -135,14 +135,14 @@ class Load:
         return plan_id
 
     async def cancel(self, plan_id: str) -> float:
-        """Seconds until a running plan is final."""
+        """Cancel a running plan; return the seconds until it is final."""
         began = time.monotonic()
         (await self._http.post(f"/v1/plans/{plan_id}:cancel")).raise_for_status()
         await self.until(plan_id, ("cancelled", "succeeded", "failed"))
         return time.monotonic() - began
 
     async def hold_streams(self, plan_id: str, count: int, seconds: float) -> dict[str, Any]:
-        """Event streams of one running plan, and how long a look at it takes meanwhile."""
+        """Hold event streams of one running plan, and measure how long a look at it takes meanwhile."""
         opened = broken = 0
         deadline = time.monotonic() + seconds
 
@@ -164,7 +164,7 @@ class Load:
 
 
 async def measured(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, one after the other."""
+    """Measure all figures, one after the other."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
         plain = Connections(url)
@@ -199,7 +199,7 @@ async def measured(url: str, pid: int, options: argparse.Namespace) -> dict[str,
 
 
 def main() -> int:
-    """Entry point."""
+    """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=30.0, help="of submissions, and of reads")

@@ -1,4 +1,4 @@
-"""A soak of the service: servers and workers on one database, processes killed at random, no job lost or doubled.
+"""Soak of the service: servers and workers on one database, processes killed at random, no job lost or doubled.
 
 Jobs are small and run on threads of the workers: what is worked hardest is the store and the queue. Ends with status 1
 when anything is wrong.
@@ -22,7 +22,7 @@ from tests.api.soak import Run, Soak
 
 
 def measured(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for, and what happened."""
+    """Run the soak; return what was asked for, and what happened."""
     asked = {name: getattr(options, name) for name in ("jobs", "servers", "workers", "kill_every", "launch", "seed")}
     with tempfile.TemporaryDirectory() as folder:
         outcome = Run(Soak(url, **asked), Path(folder)).outcome()
@@ -31,7 +31,7 @@ def measured(url: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Entry point."""
+    """Run, record and print; start PostgreSQL where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql", help="a fresh one")
     parser.add_argument("--jobs", type=int, default=10_000)

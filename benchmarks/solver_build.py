@@ -1,4 +1,4 @@
-"""What it costs to build a large program and hand it to HiGHS: CPU seconds, one thread, with PuLP as the peer.
+"""Cost of building a large program and handing it to HiGHS: CPU seconds, one thread, with PuLP as the peer.
 
 The program is shaped like rematerialization: for each stage t and value i <= t, a binary R (computed in that
 stage) and S (kept into it); dependency rows, carry rows and, through a running memory column, memory rows. Each
@@ -46,7 +46,7 @@ def pair(stage: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def by_arrays(stages: int) -> dict[str, Any]:
-    """Loadmaster: numpy blocks, then one flat call."""
+    """Build by Loadmaster: numpy blocks, then one flat call."""
     import highspy
 
     from loadmaster.solvers import highs as driver
@@ -113,7 +113,7 @@ def by_arrays(stages: int) -> dict[str, Any]:
 
 
 def by_pulp(stages: int) -> dict[str, Any]:
-    """PuLP: its own variables and expressions, then its own HiGHS interface."""
+    """Build by PuLP: its own variables and expressions, then its own HiGHS interface."""
     import pulp
 
     began = time.process_time()
@@ -152,7 +152,7 @@ WAYS = {"arrays": by_arrays, "pulp": by_pulp}
 
 
 def measure(way: str, stages: int) -> dict[str, Any]:
-    """Run one way in a process of its own."""
+    """Run one way of building in a process of its own."""
     command = [sys.executable, __file__, "--way", way, "--stages", str(stages)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

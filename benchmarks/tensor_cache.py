@@ -1,4 +1,4 @@
-"""The tensor cache: its files beside a plain O_DIRECT copy, its steps beside PyTorch's own ways to save memory.
+"""The tensor cache: files compared with a plain O_DIRECT copy, steps with PyTorch's own ways to save memory.
 
     python benchmarks/tensor_cache.py --files /mnt/nvme0 --bytes 8GiB    on any machine
     python benchmarks/tensor_cache.py --steps                            on a GPU
@@ -54,10 +54,10 @@ REPEATS = 8
 
 
 class PlainFile:
-    """The same place on the disk, written and read past the page cache with nothing around it."""
+    """Plain copy at the cache's place on the disk, past the page cache with nothing around it."""
 
     def __init__(self, files: Files, total_bytes: int) -> None:
-        # Another file could lie where the disk, or the host of a virtual one, is faster.
+        # Another file could be where the disk, or the host of a virtual one, is faster.
         self.descriptor, self.total_bytes = files._files[0]._descriptor, total_bytes
 
     def copy(self, threads: int) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def settle(descriptor: int) -> None:
 
 
 def backend_copy(files: Files, sources: list[torch.Tensor]) -> tuple[float, float]:
-    """Seconds to store and to load tensors, all at once."""
+    """Seconds to store and to load tensors, all at once, through the backend."""
     settle(files._files[0]._descriptor)
     start = time.perf_counter()
     stored = [files.store(source) for source in sources]
@@ -117,7 +117,7 @@ def backend_copy(files: Files, sources: list[torch.Tensor]) -> tuple[float, floa
 
 
 def files_figure(folder: str, total_bytes: int, rounds: int) -> None:
-    """Figure: sustained write and read beside a plain copy."""
+    """Measure sustained write and read, compared with a plain copy."""
     count = total_bytes // TENSOR_BYTES
     total_bytes = count * TENSOR_BYTES
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -161,7 +161,7 @@ def files_figure(folder: str, total_bytes: int, rounds: int) -> None:
 
 
 def step_row(name: str, method: str, device: str, *, small: bool, repeats: int) -> dict[str, Any]:
-    """One model and one method."""
+    """Measure one model and one method."""
     case = STEPS[name]
     model, inputs, loss, precision = build(case, device, small=small)
     if "checkpoint" in method:
@@ -205,7 +205,7 @@ def step_row(name: str, method: str, device: str, *, small: bool, repeats: int) 
 
 
 def steps_figure(names: list[str], methods: list[str], device: str, *, small: bool, repeats: int) -> None:
-    """Figure: step time and peak beside PyTorch's own ways."""
+    """Measure step time and peak, compared with PyTorch's own ways."""
     rows: list[dict[str, Any]] = []
     for name in names:
         for method in methods:

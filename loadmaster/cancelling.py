@@ -1,6 +1,6 @@
-"""Whether what runs is still wanted: for work in a thread of its own, whose caller is not there to be interrupted.
+"""Cancellation of work in a thread of its own, whose caller is not there to be interrupted.
 
-What takes long asks now and then. Who starts it says so around it, through whatever function lies between.
+Long work calls :func:`is_cancelled` now and then. Whoever starts it wraps the call in :func:`cancelled_by`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _asked: ContextVar[Callable[[], bool] | None] = ContextVar("cancelled", default=
 
 @contextlib.contextmanager
 def cancelled_by(asked: Callable[[], bool]) -> Iterator[None]:
-    """What is done inside is cancelled once this is true."""
+    """Cancel the work done inside this context once ``asked()`` is true."""
     token = _asked.set(asked)
     try:
         yield
@@ -23,6 +23,6 @@ def cancelled_by(asked: Callable[[], bool]) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
-    """Whether nobody waits for this any more."""
+    """Return whether nobody waits any more for the work that runs here."""
     asked = _asked.get()
     return asked is not None and asked()

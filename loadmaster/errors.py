@@ -1,4 +1,4 @@
-"""What can go wrong, in the words a user needs: every floor raises these.
+"""Errors in the words a user needs: every floor raises these.
 
 (The client adds what a service may answer: :mod:`loadmaster.api.errors`.) An *answer* is not an error: an infeasible
 problem and a plan cut short by a limit come back as plans with that status. Errors are for input that cannot be used,

@@ -1,4 +1,4 @@
-"""What goes on right now, as one line that is written over: of the command line, and of Python in terminals, notebooks.
+"""A line that says what goes on right now, written over: for the command line, and Python in terminals and notebooks.
 
 Where nobody watches (a log file, CI) it is a plain line now and then, if it is asked for at all. What goes on at the
 same time, in several threads, shares the line.
@@ -69,7 +69,7 @@ class LiveLine:
                 self._write()
 
     def _write(self) -> None:
-        """Over what is there. A notebook knows no escape that clears a line."""
+        """Write the texts of this stream over its line. A notebook knows no escape that clears a line."""
         assert self._stream is not None
         texts = [text for line, text in _shown.items() if line._stream is self._stream]
         columns = shutil.get_terminal_size().columns - 1 if self._terminal else _NOTEBOOK_COLUMNS
@@ -94,7 +94,7 @@ def line(progress: bool | None) -> LiveLine:
 
 
 def in_notebook() -> bool:
-    """Whether this process answers to a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"

@@ -14,12 +14,12 @@ import signal
 import sys
 import time
 
-# Of linux/prctl.h.
+# From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 
 
 def wake_when_orphaned() -> None:
-    """Let the kernel continue this process when the thread that started it ends. Elsewhere than on Linux: nothing."""
+    """Let the kernel continue this process when the thread that started it ends. Does nothing outside Linux."""
     if sys.platform == "linux":
         # Not SIGKILL: what this process has started and written is for it to end and to remove.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)

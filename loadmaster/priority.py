@@ -1,4 +1,4 @@
-"""Planning that leaves a machine's cores to whoever answers people first: a server beside it, a user's other work."""
+"""Planning that leaves a machine's cores to whoever answers people first: a server next to it, a user's other work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NICE = 10
 
 
 def lower() -> None:
-    """Let this process, and all that it starts, have what others leave of the cores."""
+    """Lower the priority of this process and of all that it starts: they get the cores that others leave."""
     os.nice(_NICE)
     share_by_niceness()
 

@@ -1,4 +1,4 @@
-"""Collectives to measure: the same data for every method, what must come out, and how each method is called."""
+"""Collectives to measure: the same data for every method, the expected output, and the call of each method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO_SHOT_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class Case:
-    """One collective of one size and type; ``size_bytes`` of the largest buffer of a rank."""
+    """Collective of one size and type; ``size_bytes`` of the largest buffer of a rank."""
 
     collective: Collective
     size_bytes: int
@@ -38,18 +38,18 @@ class Case:
         return self.size // self.ranks
 
     def input_of(self, rank: int) -> torch.Tensor:
-        """A rank's input: every rank can make every other's."""
+        """Make a rank's input: every rank can make every other's."""
         count = self.piece if self.collective == "allgather" else self.size
         generator = torch.Generator(self.device).manual_seed(1000 + rank)
         return torch.randn(count, dtype=self.dtype, device=self.device, generator=generator)
 
     def empty(self) -> torch.Tensor:
-        """An output that holds nothing but nonsense."""
+        """Make an output that holds NaN everywhere."""
         count = self.piece if self.collective == "reduce_scatter" else self.size
         return torch.full((count,), float("nan"), dtype=self.dtype, device=self.device)
 
     def expected(self) -> torch.Tensor:
-        """What must come out: copies as they are, sums in fp32 in the order of ranks, rounded once."""
+        """Compute the expected output: copies as they are, sums in fp32 in the order of ranks, rounded once."""
         mine = slice(self.rank * self.piece, (self.rank + 1) * self.piece)
         if self.collective == "allgather":
             return torch.cat([self.input_of(rank) for rank in range(self.ranks)])
@@ -63,7 +63,7 @@ class Case:
 
 
 def fused(case: Case, engine: FusedEngine) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """``call(output, input)`` by plan."""
+    """Build ``call(output, input)`` that runs the plan's fused kernel."""
     algorithm = engine.plan.algorithm_for(case.size_bytes)
     size = case.size_bytes
     return lambda output, input: engine.run(algorithm, output, input, dist.ReduceOp.SUM, size)
@@ -72,7 +72,7 @@ def fused(case: Case, engine: FusedEngine) -> Callable[[torch.Tensor, torch.Tens
 def methods(
     case: Case, engine: FusedEngine, planned: dist.ProcessGroup, inner: dist.ProcessGroup, shared: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each method by name, as a call on buffers of its own.
+    """Yield each method by name, as a call on buffers of its own.
 
     ``loadmaster`` and ``nccl`` are the same call of ``torch.distributed``, on the planned group and on the one that it
     stands on; ``shared`` is that of the planned group with the output (of a ReduceScatter, the input) in memory of
@@ -91,7 +91,7 @@ def methods(
 def called(
     case: Case, given: torch.Tensor, group: dist.ProcessGroup, shared: torch.Tensor | None = None
 ) -> tuple[Callable[[], Any], torch.Tensor]:
-    """The collective as a program calls it, and its output, of its own; or on memory that all ranks share."""
+    """Build the collective as a program calls it, with its output: its own, or on memory that all ranks share."""
     output = case.empty()
     if shared is not None and case.collective == "reduce_scatter":
         given = shared[: given.nbytes].view(case.dtype).copy_(given)

@@ -24,14 +24,14 @@ NEVER_BYTES = 1 << 40
 
 
 def node(ranks: int) -> Topology:
-    """Ranks around one switch: a port out and a port in each."""
+    """Topology of ranks around one switch: a port out and a port in each."""
     links = tuple(Link(a, b, HOP_NS, 0, GBPS, (a, ranks + b), 0) for a in range(ranks) for b in range(ranks) if a != b)
     ports = tuple(f"{way} {rank}" for way in ("egress", "ingress") for rank in range(ranks))
     return Topology(f"node of {ranks}", (0,) * ranks, links, ports, (tuple(range(ranks)),))
 
 
 def crossover_bytes(ranks: int) -> int:
-    """Where an AllReduce in two hops overtakes one in one hop: it saves 2(n-1) - 4(n-1)/n sizes of packed words.
+    """Size from which an AllReduce in two hops is faster than in one: it saves 2(n-1) - 4(n-1)/n sizes of packed words.
 
     Two ranks save none at any size.
     """
@@ -40,7 +40,7 @@ def crossover_bytes(ranks: int) -> int:
 
 
 def direct(collective: Collective, ranks: int) -> tuple[CollectiveProblem, CollectivePlan]:
-    """A problem of one node and its direct plan."""
+    """Build a problem of one node and its direct plan."""
     root = 0 if collective in _ROOTED else None
     problem = CollectiveProblem(collective, node(ranks), collective, (16 * ranks,), root=root)
     algorithms = [_algorithm(problem, "direct", 1)]
@@ -86,7 +86,7 @@ def _plan(problem: CollectiveProblem, algorithms: tuple[Algorithm, ...]) -> Coll
 
 
 def read(folder: Path, ranks: int) -> dict[Collective, tuple[CollectiveProblem, CollectivePlan]]:
-    """Plans of a folder for that many ranks: files ``{"problem": document, "plan": document}``.
+    """Read the plans of a folder for so many ranks: files ``{"problem": document, "plan": document}``.
 
     Read without the package's own reader, which needs pydantic: GPU hosts may not have it. What a fused collective does
     not look at (costs, sketches) is left out.

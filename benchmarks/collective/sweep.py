@@ -1,4 +1,4 @@
-"""Which settings of fused collectives are fastest at some sizes: every one is checked, then timed in a CUDA graph.
+"""Sweep over settings of fused collectives at some sizes: every one is checked, then timed in a CUDA graph.
 
 Settings that give a call the same table are timed once. They take turns, so that none has a better moment.
 """
@@ -20,7 +20,7 @@ SAMPLES = 7
 
 @dataclass(frozen=True)
 class Setting:
-    """Of :class:`loadmaster.executor.collective.fused.choice.Limits`, and where an AllReduce goes in two hops."""
+    """Setting of a fused collective: the fields of its ``choice.Limits``, and from which size on two hops are used."""
 
     blocks: int
     packed_bytes: int
@@ -30,7 +30,7 @@ class Setting:
 
 
 def settings_for(collective: str, size_bytes: int, standard: Setting) -> Iterator[Setting]:
-    """The standard first, then what may matter at that size."""
+    """Yield the standard setting first, then those that may matter at that size."""
     yield standard
     hops = (NEVER_BYTES, 1) if collective == "allreduce" and size_bytes >= 256 * KIB else (standard.crossover_bytes,)
     if size_bytes <= 128 * KIB:
@@ -57,7 +57,7 @@ def sweep(
     late: Callable[[], bool],
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Rows of (case, setting), best first in each case.
+    """Measure rows of (case, setting), best first in each case.
 
     Args:
         timed: of a case and an engine: what takes one sample in us.
@@ -81,7 +81,7 @@ def sweep(
             try:
                 bad = wrong(case, engine)
             except InputError:
-                continue  # More blocks than the GPU holds at once, on every rank alike.
+                continue  # More blocks than the GPU holds at once, on every rank.
             if bad:
                 say(f"WRONG {collective} {size} {setting}: {'; '.join(bad)}")
             else:
@@ -108,7 +108,7 @@ def sweep(
 
 
 def _table_of(engine: Any, size: int) -> tuple[Any, ...]:
-    """How the engine spreads a call: form, launches, and what the first of them is like."""
+    """Key of how the engine spreads a call: form, launches, and the first launch."""
     algorithm = engine.plan.algorithm_for(size)
     launches = engine.tables(algorithm, size)
     first = launches[0][1]

@@ -1,4 +1,4 @@
-"""Which rows are wanted, and what their budgets are in bytes once the rows that they refer to have been measured.
+"""Rows wanted for the figures, and their budgets in bytes once the rows that they refer to have been measured.
 
 A row is a dictionary; ``case``, ``method`` and what belongs to the method identify it, whatever was measured, so that a
 run can be continued elsewhere. Budgets are words:
@@ -24,7 +24,7 @@ KNOBS = (1.0, 0.7, 0.5, 0.3, 0.1)
 LOW_KNOBS = (0.5, 0.3, 0.1)
 SWEEP = 20
 RELATIVE = ("best knob", "below knobs")
-# Beside the published share of memory, to find the one that costs 10 %.
+# Added to the published share of memory, to find the one that costs 10 %.
 AROUND = (0.0, 0.02, 0.04, -0.04)
 # The least budget is a bound; this much above it is where plans begin to exist.
 ABOVE_LEAST = 1.05
@@ -39,12 +39,12 @@ Row = dict[str, Any]
 
 
 def identity(row: Row) -> tuple[Any, ...]:
-    """Equal for rows that measure the same."""
+    """Key that is equal for rows that measure the same."""
     return tuple(row.get(name) for name in IDENTITY)
 
 
 def wanted(figures: Sequence[int], cases: Sequence[str], *, small: bool = False) -> list[Row]:
-    """The rows of these figures, most important first, each once. Small models have no budgets of their own."""
+    """List the rows of figures, most important first, each once. Small models have no budgets of their own."""
     rows: dict[tuple[Any, ...], Row] = {}
     for row in _rows(figures, cases, small):
         rows.setdefault(identity(row), row)
@@ -84,17 +84,17 @@ def _swept(case: str, number: int) -> Row:
 
 
 def planned(case: str, budget: str) -> Row:
-    """A plan that is held against the peers."""
+    """Row of a plan that is compared with PyTorch."""
     return {"case": case, "method": "loadmaster", "budget": budget, "group": "compared"}
 
 
 def plain(case: str) -> Row:
-    """Plain torch.compile: what everything is held against, measured again in every run."""
+    """Row of plain torch.compile: every other row is compared with it, so each run measures it again."""
     return {"case": case, "method": "compile", "knob": 1.0, "group": "compared"}
 
 
 def peers(case: str) -> Iterator[Row]:
-    """What a PyTorch user would pick instead."""
+    """Rows of what a PyTorch user would pick instead."""
     for knob in reversed(KNOBS):
         yield {"case": case, "method": "compile", "knob": knob, "group": "compared"}
     for method in ("eager", "compile checkpoint"):
@@ -102,7 +102,7 @@ def peers(case: str) -> Iterator[Row]:
 
 
 def budget_bytes(words: str, case: str, rows: Sequence[Row]) -> int | None:
-    """Bytes of a budget, from what has been measured; None while what it refers to has not been."""
+    """Compute a budget in bytes from what has been measured; None while what it refers to has not been."""
     kind, _, value = words.partition(" ")
     if value == "GiB":
         return int(float(kind) * GIB)
@@ -133,7 +133,7 @@ def budget_bytes(words: str, case: str, rows: Sequence[Row]) -> int | None:
 
 
 def _peak(rows: Sequence[Row], **wanted: Any) -> int | None:
-    """The peak of the row that was measured last."""
+    """Peak of the matching row that was measured last."""
     for row in reversed(rows):
         if row.get("peak_bytes") and all(row.get(name) == value for name, value in wanted.items()):
             return int(row["peak_bytes"])
@@ -141,6 +141,6 @@ def _peak(rows: Sequence[Row], **wanted: Any) -> int | None:
 
 
 def _settled(rows: Sequence[Row], case: str, knob: float) -> bool:
-    """Whether torch.compile under this knob has been measured, or has failed."""
+    """Return whether torch.compile under a knob has been measured, or has failed."""
     wanted = identity({"case": case, "method": "compile", "knob": knob})
     return any(identity(row) == wanted for row in rows)

@@ -1,4 +1,4 @@
-"""The models that are measured: their batches, their precision, which blocks a user would checkpoint, their budgets."""
+"""Models that are measured: their batches, their precision, which blocks a user would checkpoint, their budgets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ABLATED = ("resnet50", "googlenet", "vgg16")
 def build(
     case: Case, device: str, *, small: bool
 ) -> tuple[nn.Module, tuple[torch.Tensor, ...], Any, Callable[[], Any]]:
-    """Model, inputs, loss and the precision context of a case, from a fixed seed."""
+    """Build model, inputs, loss and the precision context of a case, from a fixed seed."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
@@ -90,7 +90,7 @@ class Checkpointed(nn.Module):
         self.block = block
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """What the block computes."""
+        """Run the block under ``torch.utils.checkpoint``."""
         return checkpoint(self.block, *inputs, use_reentrant=False)
 
 
@@ -107,7 +107,7 @@ def checkpoint_blocks(model: nn.Module, blocks: tuple[str, ...]) -> None:
 
 
 def _stages(layers: nn.Sequential) -> list[nn.Sequential]:
-    """The layers up to each max-pool."""
+    """Split a sequence of layers after each max-pool."""
     stages: list[list[nn.Module]] = [[]]
     for layer in layers:
         stages[-1].append(layer)

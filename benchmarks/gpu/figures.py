@@ -1,4 +1,4 @@
-"""The figures that rows add up to. Every comparison is between rows of one run where there are such."""
+"""Figures that rows add up to. Comparisons are between rows of one run where possible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTES = {
 
 
 def all_figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """All tables, those without rows left out."""
+    """Build all tables, those without rows left out."""
     tables = {
         "figure_1_against_pytorch": against_pytorch(rows),
         "figure_2_sweep": sweep(rows),
@@ -43,7 +43,7 @@ def all_figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def as_text(tables: dict[str, Any]) -> str:
-    """For the terminal; the single rows have been printed already."""
+    """Format tables for the terminal; the single rows have been printed already."""
     lines = []
     for name, table in tables.items():
         if name not in ("steps", "figure_2_points"):
@@ -52,7 +52,7 @@ def as_text(tables: dict[str, Any]) -> str:
 
 
 def named(row: Row) -> str:
-    """A method in words."""
+    """Name a row's method in words."""
     words = {"compile": "torch.compile", "eager checkpoint": "eager, checkpoint on blocks"}
     if row["method"] == "compile" and row["knob"] != 1.0:
         return f"activation_memory_budget {row['knob']}"
@@ -62,7 +62,7 @@ def named(row: Row) -> str:
 
 
 def shown(row: Row) -> dict[str, Any]:
-    """One row, rounded, in units a person reads."""
+    """Format one row, rounded, in units a person reads."""
     found = {"case": row["case"], "method": named(row), "step_ms": None, "spread_ms": None, "peak_gib": None}
     if "step_us" in row:
         low, high = row["quartiles_us"]
@@ -80,7 +80,7 @@ def shown(row: Row) -> dict[str, Any]:
 
 
 def against_pytorch(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each budget against the fastest that PyTorch reaches within it."""
+    """Compare each budget with the fastest step that PyTorch reaches within it."""
     table = []
     for row in _measured(rows, method="loadmaster", group="compared"):
         if row["budget"] == "above":
@@ -111,7 +111,7 @@ def against_pytorch(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def sweep_points(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Planned and measured, budget by budget."""
+    """Table of planned and measured figures, budget by budget."""
     table = []
     for row in _sweep(rows):
         found = {"case": row["case"], "budget": row["budget"], "budget_gib": gib(row["budget_bytes"])}
@@ -130,7 +130,7 @@ def sweep_points(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def sweep(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Whether every budget is kept, whether time falls as the budget grows, and how good the cost model is."""
+    """Table of sweeps: whether budgets are kept and time falls as they grow, and errors of the cost model."""
     table = []
     for case in _cases(_sweep(rows)):
         points = [r for r in _sweep(rows) if r["case"] == case and "step_us" in r]
@@ -159,7 +159,7 @@ def sweep(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _rise(rows: Sequence[Row], points: Sequence[Row], n: int) -> float:
-    """By how much point n is slower than the fastest with a smaller budget, beyond the spread of both."""
+    """Share by which point n is slower than the fastest with a smaller budget, beyond the spread of both."""
     fastest = min(points[:n], key=lambda r: _slowdown(rows, r, r["step_us"]))
     spread = sum(_slowdown(rows, r, r["quartiles_us"][1] - r["quartiles_us"][0]) for r in (fastest, points[n])) / 2
     now = _slowdown(rows, points[n], points[n]["step_us"])
@@ -167,13 +167,13 @@ def _rise(rows: Sequence[Row], points: Sequence[Row], n: int) -> float:
 
 
 def _slowdown(rows: Sequence[Row], row: Row, time_us: float) -> float:
-    """A time of this row, in plain steps of its own run: GPUs and hosts differ by a few percent."""
+    """Divide a time by the plain step of the row's own run: GPUs and hosts differ by a few percent."""
     plain = _plain(rows, row)
     return time_us if plain is None else time_us / float(plain["step_us"])
 
 
 def memory_at_overhead(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The least memory at which the step takes 10 % longer than torch.compile's, between measured points."""
+    """Find the least memory at which the step takes 10 % longer than torch.compile's, between measured points."""
     table = []
     for case, published in PUBLISHED_SHARES.items():
         points = sorted(
@@ -202,7 +202,7 @@ def memory_at_overhead(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _crossing(points: Sequence[tuple[int, float]], limit: float) -> int | None:
-    """Least bytes within the time, on straight lines between points by ascending bytes; None if no point is."""
+    """Interpolate the least bytes within a time between points by ascending bytes; None if no point is within it."""
     before: tuple[int, float] | None = None
     for peak, time in points:
         if time <= limit:
@@ -215,7 +215,7 @@ def _crossing(points: Sequence[tuple[int, float]], limit: float) -> int | None:
 
 
 def ablation(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What each sort of implementation is worth at one budget; the overhead is over torch.compile's step."""
+    """Table of what each sort of implementation is worth at one budget; the overhead is over torch.compile's step."""
     table = []
     found = [r for r in rows if r.get("budget") == ABLATION_BUDGET]
     for case in _cases(found):
@@ -245,7 +245,7 @@ def ablation(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def large_budget(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What a plan costs where none is needed, and what a user waits for."""
+    """Table of plans under budgets that bind nothing: their steps, and the time that a user waits."""
     table = []
     for row in _measured(rows, method="loadmaster", budget="above"):
         plain = _plain(rows, row)
@@ -274,7 +274,7 @@ def _measured(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 
 
 def _peers(rows: Sequence[Row], row: Row) -> list[Row]:
-    """PyTorch's rows of the case: those of the same run where there are any, else of the nearest."""
+    """Find PyTorch's rows of the case: those of the same run if it has any, else of the nearest."""
     theirs = [r for r in _measured(rows, case=row["case"]) if r["method"] != "loadmaster"]
     nearest: dict[str, Row] = {}
     for r in sorted(theirs, key=lambda r: -abs(r.get("run", 0) - row.get("run", 0))):

@@ -1,4 +1,4 @@
-"""Rows of ``benchmarks.memory_knob``: which there are, models side by side on one GPU, and what rows add up to."""
+"""Rows of ``benchmarks.memory_knob``: their list, models compiled together on one GPU, and the summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sittings(
     once: bool,
     mode: str | None = None,
 ) -> Generator[Sitting, list[Row], None]:
-    """All rows of a model; each sitting is sent what was found in it.
+    """Yield all rows of a model; each sitting is sent what was found in it.
 
     Args:
         shares: of eager's peak, to fit to instead of the knobs' peaks.
@@ -72,7 +72,7 @@ def sittings(
 
 
 class Model:
-    """A model whose rows are being measured.
+    """State of a model whose rows are being measured.
 
     Args:
         known: the row as measured before, if it was.
@@ -87,17 +87,17 @@ class Model:
 
     @property
     def wanted(self) -> Row | None:
-        """The row to measure next; None where all are there."""
+        """Row to measure next; None when all are measured."""
         return self._left[0] if self._left else None
 
     @property
     def caches(self) -> Path:
-        """Of this sitting."""
+        """Folder of caches that the rows of this sitting share."""
         self._caches = self._caches or tempfile.TemporaryDirectory()
         return Path(self._caches.name)
 
     def take(self, found: Row) -> None:
-        """What was found of the row that was wanted."""
+        """Take in what was found of the row that was wanted."""
         self._found.append(found)
         del self._left[0]
         if not self._left:
@@ -105,7 +105,7 @@ class Model:
             self._go_on()
 
     def end(self) -> None:
-        """Caches are of no use any more."""
+        """Remove the caches of this sitting."""
         if self._caches is not None:
             self._caches.cleanup()
             self._caches = None
@@ -123,7 +123,7 @@ class Model:
 
 
 class Rows:
-    """The rows of a folder: each is measured once.
+    """Rows of a folder: each is measured once.
 
     Args:
         jobs: models at once.
@@ -138,7 +138,7 @@ class Rows:
         self.started = 0
 
     def known(self, wanted: Row) -> Row | None:
-        """The row as it was measured before."""
+        """Find a row as it was measured before."""
         return next((r for r in self.rows if "failed" not in r and _is_row(r, wanted)), None)
 
     def join(self, rows: Sequence[Row]) -> None:
@@ -218,13 +218,13 @@ class Rows:
 
 
 def _is_row(row: Row, wanted: Row) -> bool:
-    """Whether it is the row that was asked for; what it was asked by may have been measured anew since."""
+    """Return whether a row is the one wanted; what it refers to may have been measured again since."""
     own = "again" if wanted["method"] == "fit" else "knob"  # fit's rows tell which knob it took
     return all(row.get(key) == wanted.get(key) for key in ("case", "device", "small", "method", "mode", "asked", own))
 
 
 def shown(row: Row) -> str:
-    """One row in a line."""
+    """Format one row in a line."""
     what = {
         "eager": lambda: "eager",
         "compile": lambda: f"knob {row['knob']}",
@@ -244,7 +244,7 @@ def _is_of(row: Row, other: Row) -> bool:
 
 
 def summary(rows: Sequence[Row]) -> Row:
-    """The figures: over all rows of ``fit``, its step by that of the fastest peer within the budget, and its wait.
+    """Summarize all rows of ``fit``: its step over that of the fastest peer within the budget, and its wait.
 
     Where both were timed in turns, that is what counts; else those peers do that ran on the same GPU. Under a share of
     eager's peak its step is held against the fastest peer's, whatever that takes.

@@ -139,7 +139,7 @@ electra_base = _transformers(
 
 
 def whisper_small() -> Made:
-    """Speech to text: spectrograms of 30 s."""
+    """Whisper, small: speech to text, spectrograms of 30 s."""
     import transformers
 
     sizes = dict.fromkeys(
@@ -153,7 +153,7 @@ def whisper_small() -> Made:
 
 
 def segformer_b2() -> Made:
-    """A class for each pixel."""
+    """SegFormer-B2: a class for each pixel."""
     import transformers
 
     sizes = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
@@ -163,7 +163,7 @@ def segformer_b2() -> Made:
 
 
 def lora_qwen2() -> Made:
-    """A frozen language model, with low-rank weights beside its projections."""
+    """Qwen2, frozen, with low-rank weights (LoRA) next to its projections."""
     import peft
 
     model, batch, _ = qwen2_half_b()
@@ -172,7 +172,7 @@ def lora_qwen2() -> Made:
 
 
 def segresnet_3d() -> Made:
-    """A class for each voxel; both are MONAI's, model and loss."""
+    """SegResNet in 3D: a class for each voxel; both are MONAI's, model and loss."""
     from monai import losses, networks
 
     model = networks.nets.SegResNet(init_filters=32, in_channels=4, out_channels=3)
@@ -181,7 +181,7 @@ def segresnet_3d() -> Made:
 
 
 class HeatEquation(nn.Module):
-    """A network that solves u_t = u_xx: its loss reads derivatives that it takes itself."""
+    """Network that solves u_t = u_xx: its loss reads derivatives that it takes itself."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class HeatEquation(nn.Module):
         self.network = nn.Sequential(nn.Linear(2, width), nn.Tanh(), *hidden, nn.Linear(width, 1))
 
     def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """The mean square of u_t - u_xx at points (x, t)."""
+        """Compute the mean square of u_t - u_xx at points (x, t)."""
         x, t = x.requires_grad_(), t.requires_grad_()
         u = self.network(torch.cat([x, t], dim=1))
         u_x, u_t = torch.autograd.grad(u.sum(), [x, t], create_graph=True)
@@ -198,6 +198,6 @@ class HeatEquation(nn.Module):
 
 
 def heat_equation() -> Made:
-    """A physics-informed network."""
+    """Physics-informed network that solves the heat equation."""
     points = 1 << 17
     return HeatEquation(512, 8), (torch.rand(points, 1), torch.rand(points, 1)), None

@@ -1,4 +1,4 @@
-"""A row's process as the scheduler sees it: start, stop, let stand still, talk."""
+"""Process of a row as the scheduler sees it: start, stop, let stand still, talk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Process:
-    """One worker.
+    """Worker process that measures one row.
 
     Args:
         row: what it measures.
         command: the module that measures it, and its arguments.
         log: where its standard error goes.
         heard: where (process, message) pairs arrive; the message is None when it has ended.
-        environment: beside this process's own.
+        environment: in addition to this process's own.
 
     Attributes:
         clock: what it said it had reached, and how long it had run by then, standing still left out.
@@ -65,46 +65,46 @@ class Process:
         heard.put((self, None))
 
     def tell(self, word: str) -> None:
-        """Say something to it; a process that has ended hears nothing."""
+        """Say a word to the process; one that has ended hears nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(word + "\n")
             self._process.stdin.flush()
 
     def freeze(self) -> None:
-        """Let it and its children stand still, unless it is off the GPU."""
+        """Stop the process and its children for a while (SIGSTOP), unless it is off the GPU."""
         if self._frozen_at is None and not self.is_apart:
             self._frozen_at = time.monotonic()
             self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let a frozen process go on (SIGCONT)."""
         if self._frozen_at is not None:
             self.frozen_s += time.monotonic() - self._frozen_at
             self._frozen_at = None
             self._signal(signal.SIGCONT)
 
     def end(self, *, patience_s: float = 0.0) -> None:
-        """Stop it; first let it write down what went wrong."""
+        """Stop the process; first let it write down what went wrong."""
         self.thaw()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self.stop()
 
     def stop(self) -> None:
-        """End it and its children."""
+        """Kill the process and its children."""
         self.thaw()
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     @property
     def running_s(self) -> float:
-        """How long it has run, standing still left out."""
+        """Seconds that the process has run, without those it was frozen."""
         frozen = 0.0 if self._frozen_at is None else time.monotonic() - self._frozen_at
         return time.monotonic() - self.started - self.frozen_s - frozen
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Last line of the process's log."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it said nothing"
 

@@ -1,4 +1,4 @@
-"""A step under a byte budget, as a row measures it: captured, fitted by trials, planned where it runs."""
+"""Step under a byte budget, as a row measures it: captured, fitted by trials, planned where it runs."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class Remembered:
         self.moves: list[float] | None = known["moves"]
 
     def node_us(self, node: fx.Node) -> float:
-        """Time of one operator, us."""
+        """Time of one operator in us."""
         return self._of(node)[0]
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """Its workspace."""
+        """Bytes of workspace that an operator takes."""
         return int(self._of(node)[1])
 
     def move_us(self, size_bytes: int, kernels: int = 1) -> float:
-        """Time of fused kernels, us: linear in both."""
+        """Time of fused kernels in us: linear in bytes and kernels."""
         if self.moves is None:
             self._hold()
             probe = 1 << 30
@@ -73,7 +73,7 @@ class Remembered:
         return size_bytes * self.moves[0] + kernels * self.moves[1]
 
     def close(self) -> None:
-        """Let others run again, and keep what was measured; the little that is measured later is not kept."""
+        """Let other rows run again, and keep what was measured; the little that is measured later is not kept."""
         self.closed = True
         if self.held is not None:
             self.held.__exit__(None, None, None)
@@ -95,7 +95,7 @@ class Remembered:
 
 @contextlib.contextmanager
 def remembering(path: Path, alone: Alone) -> Iterator[None]:
-    """Inside, captures read and write the costs at ``path``."""
+    """Make captures within the block read and write their costs at ``path``."""
     original = capturing.profiled
     made: list[Remembered] = []
 
@@ -125,7 +125,7 @@ smaller that was kept. The published one (Figure 4.5) has convolution algorithms
 
 
 def offered(implementations: str) -> ImplementationFilter:
-    """What a part of the ablation may use; everything for a name that is none."""
+    """Filter the implementations that a part of the ablation may use; all of them for other names."""
     if implementations not in SORTS:
         return ImplementationFilter()
     words = SORTS[implementations]
@@ -150,7 +150,7 @@ def under_budget(
     tries: int,
     facts: dict[str, Any],
 ) -> Callable[..., torch.Tensor]:
-    """The step that keeps the budget.
+    """Make the step that keeps the budget.
 
     Args:
         costs, corrections: files that the rows of one case share: measured costs, and what trials taught.

@@ -1,6 +1,6 @@
-"""Runs rows on one GPU: several compile at once, one measures at a time.
+"""Scheduler of rows on one GPU: several compile at once, one measures at a time.
 
-Rows compile beside others and first run alone, when Inductor chooses variants of kernels; while one measures the
+Rows compile together with others and first run alone, when Inductor chooses variants of kernels; while one measures the
 others stand still, but for planners. A wall limit ends the run in time to measure what waits for it and to write that
 down; another run goes on from there.
 """
@@ -19,10 +19,10 @@ from benchmarks.gpu.process import Process
 from benchmarks.gpu.turns import Turns
 from benchmarks.gpu.zoo import case
 
-# A row holds the GPU's context and its own workspaces beside what it counts.
+# A row holds the GPU's context and its own workspaces in addition to what it counts.
 CONTEXT_GIB = 0.8
 ALLOCATOR_FACTOR = 1.15
-# A row that is not ready after this long has failed. Three tries of GoogleNet beside eleven other rows took 420 s.
+# A row that is not ready after this long has failed. Three tries of GoogleNet next to eleven other rows took 420 s.
 ROW_LIMIT_S = 600.0
 # A plan is made before its step is compiled, and sometimes twice.
 PLANNED_MARGIN = 1.8
@@ -33,7 +33,7 @@ LAST_S = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may use.
+    """Limits on time and memory of a run.
 
     Attributes:
         wall_s: seconds in all.
@@ -49,7 +49,7 @@ class Limits:
 
 
 class Scheduler:
-    """One run over the rows wanted.
+    """Scheduler of one run over the rows wanted.
 
     Args:
         rows: measured so far, by earlier runs too; this run's are added.
@@ -78,7 +78,7 @@ class Scheduler:
         self.started = 0
 
     def run(self) -> None:
-        """Until every row is there or the time is up."""
+        """Run until every row is measured or the time is up."""
         while True:
             self._start_rows()
             self._end_late()
@@ -131,14 +131,14 @@ class Scheduler:
             self.turns.running.append(Process(order, command, log, self.turns.heard, environment))
 
     def _fits(self, row: Row) -> bool:
-        """Whether a row can join without the GPU running out: plans are tried beside others, all else runs alone."""
+        """Return whether a row fits on the GPU: plans are tried while others run, all else runs alone."""
         rows = [*(p.row for p in self.turns.running), row]
         held = sum(needs_gib(r) if r["method"] == "loadmaster" else rests_gib(r) for r in rows)
         alone = max((needs_gib(r) - rests_gib(r) for r in rows if r["method"] != "loadmaster"), default=0.0)
         return len(rows) == 1 or held + alone <= self.limits.memory_gib
 
     def _end_late(self) -> None:
-        """Stop what has run for too long; near the end, what has nothing to measure yet, and then everything."""
+        """Stop rows that have run for too long; near the end those with nothing to measure yet, and then all."""
         near = self.left_s < 2 * LAST_S + MEASURE_S * len(self.turns.asking)
         for process in list(self.turns.running):
             waits = process is self.turns.alone or process in self.turns.asking
@@ -161,7 +161,7 @@ class Scheduler:
 
 
 def needs_gib(row: Row) -> float:
-    """GPU memory that a row takes while it runs, roughly."""
+    """Estimate the GPU memory in GiB that a row takes while it runs."""
     model = case(row["case"])
     if row["method"] == "capture":
         return model.resident_gib + model.eager_gib / 4 + CONTEXT_GIB
@@ -172,12 +172,12 @@ def needs_gib(row: Row) -> float:
 
 
 def rests_gib(row: Row) -> float:
-    """What it holds before it runs."""
+    """Estimate the GPU memory in GiB that a row holds before it runs."""
     return case(row["case"]).resident_gib + CONTEXT_GIB
 
 
 def describe(row: Row) -> str:
-    """One line."""
+    """Format a row's result in one line."""
     method = " ".join(str(row[k]) for k in ("method", "knob", "budget", "implementations") if k in row)
     start = f"{row['case']:12} {method:34}"
     if "error" in row or "refused" in row:

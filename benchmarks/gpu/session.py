@@ -1,4 +1,4 @@
-"""A run of rows that can be cut short, and continued in its folder or, on another machine, from what was recorded."""
+"""Run of rows that can be cut short, and continued in its folder or, on another machine, from what was recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY_SHARE = 0.92
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The options of every benchmark made of rows."""
+    """Parser of the options that every benchmark made of rows has."""
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, required=True, help="folder for rows, costs and logs; kept from run to run")
     p.add_argument("--wall", type=float, default=3600.0, help="seconds; what is there by then is written")
@@ -36,7 +36,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 class Session:
-    """The rows of one benchmark.
+    """Rows of one benchmark, kept from run to run.
 
     They are those of ``--out``; if it has none, those of ``benchmarks/results`` where these were measured on the same
     kind of GPU; or none.
@@ -72,7 +72,7 @@ class Session:
 
     def _join(self, other: dict[str, Any]) -> None:
         """Take in another run's rows, its runs numbered on. What it planned takes the place of earlier plans for the
-        same; earlier rows of PyTorch's stay, for the plans that were measured beside them."""
+        same; earlier rows of PyTorch's stay, for the plans that were measured together with them."""
         last = self._last_run()
         replaced = {identity(row) for row in other["rows"] if row["method"] in ("capture", "loadmaster")}
         self.rows[:] = [row for row in self.rows if identity(row) not in replaced]
@@ -80,11 +80,11 @@ class Session:
         self.runs += [{**run, "run": last + run["run"]} for run in other["runs"]]
 
     def _last_run(self) -> int:
-        """The number of the last run, also of one whose rows are all to be measured again."""
+        """Number of the last run, also of one whose rows are all to be measured again."""
         return max((run["run"] for run in self.runs), default=0)
 
     def note(self) -> None:
-        """Keep what is there."""
+        """Write rows and runs to the session's folder."""
         record.write_whole(self.path, json.dumps({"runs": self.runs, "rows": self.rows}, indent=1))
 
     def measure(self, wanted: Sequence[Row]) -> None:
@@ -106,14 +106,14 @@ class Session:
         self.note()
 
     def write(self, tables: dict[str, Any]) -> None:
-        """Into ``benchmarks/results``, with the rows for another machine to go on from; trials are not recorded."""
+        """Record figures in ``benchmarks/results``, with rows for another machine to go on from; trials are not."""
         if self.arguments.device == "cuda" and not self.arguments.small:
             kept = {"runs": self.runs, "rows": self.rows}
             print(record.write(self.name, {**tables, **kept, "not_shown": ["rows"]}))
 
 
 def _memory_gib(device: str) -> float:
-    """What rows may take together."""
+    """GPU memory in GiB that rows may take together."""
     import torch
 
     if device != "cuda":

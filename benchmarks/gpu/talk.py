@@ -1,4 +1,4 @@
-"""How a row's process speaks with the scheduler, and gets the machine to itself."""
+"""Protocol by which a row's process speaks with the scheduler, and gets the machine to itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN_CORES = 4
 
 
 class Link:
-    """The line to the scheduler, and the right to be alone that is asked for over it.
+    """Line to the scheduler, and the right to be alone that is asked for over it.
 
     Args:
         hears, says: where the scheduler's lines come from, and where this row's go.
@@ -31,7 +31,7 @@ class Link:
         self._shared: set[int] = set()
 
     def leave_cores(self) -> None:
-        """Run on some of the cores from now on, and on the others when this row is alone.
+        """Run on some of the cores from here on, and on the others when this row is alone.
 
         Planners of other rows go on while a row measures. On the same cores they would hold up its launches, and a step
         whose kernels are short takes as long as they do.
@@ -42,13 +42,13 @@ class Link:
             _run_on(self._shared)
 
     def say(self, word: str, **facts: Any) -> None:
-        """Tell the scheduler."""
+        """Send a message to the scheduler, as one line of JSON."""
         self._says.write(MARK + json.dumps({"say": word, **facts}) + "\n")
         self._says.flush()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, no other row uses the GPU; they may compile."""
+        """Hold the GPU within the block: no other row uses it; they may compile."""
         if not self._depth:
             self._ask("alone")
             if self._shared:
@@ -64,7 +64,7 @@ class Link:
                 self.say("done")
 
     def still(self) -> None:
-        """As long as this row is alone no other does anything from now on: its launches wait for nobody's compiler."""
+        """Stop all others as long as this row is alone: its launches wait for nobody's compiler."""
         self._ask("still")
 
     def _ask(self, word: str) -> None:
@@ -75,7 +75,7 @@ class Link:
 
     @contextlib.contextmanager
     def off_the_gpu(self) -> Iterator[None]:
-        """Inside, this row needs nothing that others measure, and goes on while they do: its clock runs anyway."""
+        """Go on within the block while others measure: this row needs nothing of theirs, and its clock runs anyway."""
         self.say("apart")
         try:
             yield
@@ -84,14 +84,14 @@ class Link:
 
 
 def _run_on(cores: set[int]) -> None:
-    """All threads of this process, and what it starts from now on."""
+    """Bind all threads of this process, and what it starts later, to some cores."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # it has ended since
             os.sched_setaffinity(int(thread), cores)
 
 
 class Turn:
-    """Being alone from :meth:`take` on, with all others still from :meth:`still` on, until :meth:`end`."""
+    """Turn of a row: alone from :meth:`take` on, all others stopped from :meth:`still` on, until :meth:`end`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -99,18 +99,18 @@ class Turn:
         self._is_held = False
 
     def take(self) -> None:
-        """Be alone from now on."""
+        """Be alone until the end of the turn."""
         if not self._is_held:
             self._is_held = True
             self._held.enter_context(self._link.alone())
 
     def still(self) -> None:
-        """Be alone while nobody else does anything."""
+        """Be alone while all others stand still."""
         self.take()
         self._link.still()
 
     def end(self) -> None:
-        """Others may go on, and have the memory that PyTorch keeps for later."""
+        """End the turn: others go on, and get the memory that PyTorch keeps for later."""
         if self._is_held and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         self._is_held = False
@@ -118,7 +118,7 @@ class Turn:
 
 
 def first_runs_alone(turn: Turn) -> None:
-    """From now on, compile beside other rows, and be alone from the first run of what Inductor has compiled.
+    """Patch PyTorch so that this row compiles next to others, and is alone from the first run of compiled code.
 
     In it variants of kernels are tried. In a fit the others stand still once it has warmed up, and the turn ends when
     the trial is measured.

@@ -1,4 +1,4 @@
-"""Rows' processes on one GPU: they compile side by side and run one at a time, others still while one measures."""
+"""Turns of rows' processes on one GPU: they compile together and run one at a time, others still while one measures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTLE_S = 0.3
 
 
 class Turns:
-    """Who runs, who asks to be alone, and who is.
+    """Queue of processes: those that run, those that ask to be alone, and the one that is.
 
     Attributes:
         heard: what processes say, for :meth:`next`.
@@ -32,7 +32,7 @@ class Turns:
         self.is_still = False
 
     def next(self) -> tuple[Process, dict[str, Any]] | None:
-        """Let the next one be alone, and wait a moment for what a process has found out, or that it has ended."""
+        """Let the next process be alone, and wait a moment for what one has found out, or that it has ended."""
         self._serve()
         try:
             process, message = self.heard.get(timeout=0.5)
@@ -64,7 +64,7 @@ class Turns:
         return None
 
     def forget(self, process: Process) -> None:
-        """It has no turn any more."""
+        """Remove a process from the turns."""
         self.running.remove(process)
         self.asking = deque(p for p in self.asking if p is not process)
         if process is self.alone:

@@ -1,6 +1,6 @@
-"""One row in a process of its own: ``python -m benchmarks.gpu.worker ORDER``, started by the scheduler.
+"""Process of one row: ``python -m benchmarks.gpu.worker ORDER``, started by the scheduler.
 
-It compiles beside others, and speaks with the scheduler in lines: ``alone`` asks for the GPU until ``done``, and
+It compiles together with others, and speaks with the scheduler in lines: ``alone`` asks for the GPU until ``done``, and
 ``still`` in between that the others stand still; both are answered when it is so. ``row`` ends with what was found out.
 """
 
@@ -31,7 +31,7 @@ TRIES = 3
 
 
 class Runner:
-    """A row's step, and what has been found out about it."""
+    """Step of a row, and what has been found out about it."""
 
     def __init__(self, order: dict[str, Any], link: Link, turn: Turn) -> None:
         self.row: Row = order["row"]
@@ -48,7 +48,7 @@ class Runner:
         return "inductor" if self.device == "cuda" else "eager"
 
     def shared(self, what: str) -> Path:
-        """A file that the rows of this case share."""
+        """Path of a file that the rows of this case share."""
         return self.folder / f"{self.row['case'].replace(' ', '_')}.{what}.json"
 
     def capture(self) -> None:
@@ -64,7 +64,7 @@ class Runner:
         }
 
     def call(self) -> Callable[..., torch.Tensor]:
-        """What takes the inputs and returns the loss."""
+        """Make the function that takes the inputs and returns the loss, by the row's method."""
         model, loss, method = self.model, self.loss, self.row["method"]
 
         def plain(*batch: Any) -> torch.Tensor:
@@ -129,12 +129,12 @@ class Runner:
         self.turn.end()
 
     def gradient_norm(self) -> float:
-        """Of all gradients together."""
+        """Norm of all gradients together."""
         norms = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
         return float(torch.stack(norms).sum().sqrt())
 
     def measured(self, step: Callable[[], Any]) -> list[float]:
-        """Times of some steps in a row, us; their highest bytes go to the facts."""
+        """Measure the times of some steps in a row, in us; their highest bytes go to the facts."""
         self.turn.still()
         if self.device != "cuda":
             return self.measured_on_cpu(step)
@@ -151,7 +151,7 @@ class Runner:
         return times
 
     def measured_on_cpu(self, step: Callable[[], Any]) -> list[float]:
-        """The same in a trial."""
+        """Measure steps on a CPU, in a trial: times in us, and the peak to the facts."""
         resident = [*self.model.parameters(), *self.model.buffers(), *self.inputs]
         self.facts["peak_bytes"] = measure(step, resident=resident, warmup=1, repeats=0).peak_bytes
         times = []
@@ -163,13 +163,13 @@ class Runner:
 
 
 def timing(times_us: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles."""
+    """Median and quartiles of times."""
     low, median, high = statistics.quantiles(times_us, n=4)
     return {"step_us": median, "quartiles_us": [low, high], "steps": len(times_us)}
 
 
 def main() -> None:
-    """Run one row; whatever goes wrong is the row's result, beside what was found out before."""
+    """Run one row; an error is the row's result, together with what was found out before."""
     link = Link(sys.stdin, sys.stdout)
     order = json.loads(sys.argv[1])
     facts: dict[str, Any] = {}

@@ -24,7 +24,7 @@ class Scores(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        """The scores."""
+        """Return the scores alone, first of the model's outputs."""
         found = self.model(images)
         return found if isinstance(found, Tensor) else found[0]
 
@@ -37,7 +37,7 @@ class NextTokenScores(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The scores alone."""
+        """Return the logits of the next tokens."""
         return self.model(input_ids=tokens).logits
 
 
@@ -49,12 +49,12 @@ class LossOf(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The loss alone."""
+        """Return the loss that the model computes."""
         return self.model(input_ids=tokens, labels=labels).loss
 
 
 def vision(name: str, batch: int, size: int, **options: Any) -> Example:
-    """A classifier of torchvision on random images."""
+    """Build a classifier of torchvision with random images."""
     from torchvision import models
 
     model = Scores(getattr(models, name)(weights=None, **options))
@@ -65,7 +65,7 @@ def vision(name: str, batch: int, size: int, **options: Any) -> Example:
 
 
 def language(kind: str, configuration: dict[str, Any], batch: int, length: int) -> Example:
-    """A model of transformers on random tokens; it returns its loss."""
+    """Build a model of transformers with random tokens; it returns its loss."""
     import transformers
 
     classes = {
@@ -137,5 +137,5 @@ ZOO = {
 
 
 def case(name: str) -> Case:
-    """A case of the figures, or a model of the zoo."""
+    """Find a case of the figures, or a model of the zoo, by name."""
     return CASES[name] if name in CASES else ZOO[name]

@@ -1,4 +1,4 @@
-"""A model in a process of its own, with a limit: the crash of one ends nothing."""
+"""Models in a process of their own, with a limit: the crash of one ends nothing."""
 
 from __future__ import annotations
 

@@ -15,17 +15,17 @@ BATCH = 4
 
 
 def loss(output: Any, target: Tensor) -> Tensor:
-    """How far the prediction is from the noise."""
+    """Mean square error of the predicted noise."""
     return functional.mse_loss(output.sample, target)
 
 
 def steps() -> Tensor:
-    """Random timesteps."""
+    """Draw random timesteps for a batch."""
     return torch.randint(1000, (BATCH,))
 
 
 def unet() -> Example:
-    """Images from noise."""
+    """Build a U-Net that makes images from noise."""
     model = diffusers.UNet2DModel(
         sample_size=32,
         block_out_channels=(32, 64),
@@ -39,7 +39,7 @@ def unet() -> Example:
 
 
 def conditional_unet() -> Example:
-    """Latents from noise and a text."""
+    """Build a U-Net that makes latents from noise and a text."""
     model = diffusers.UNet2DConditionModel(
         sample_size=32,
         block_out_channels=(32, 64),
@@ -55,7 +55,7 @@ def conditional_unet() -> Example:
 
 
 def dit() -> Example:
-    """Latents from noise and a class, through a transformer."""
+    """Build a diffusion transformer that makes latents from noise and a class."""
     model = diffusers.DiTTransformer2DModel(
         num_attention_heads=4,
         attention_head_dim=16,
@@ -71,7 +71,7 @@ def dit() -> Example:
 
 
 def stable_diffusion_3() -> Example:
-    """Latents from noise and a text, both through one transformer."""
+    """Build a transformer that makes latents from noise and a text, both through it."""
     model = diffusers.SD3Transformer2DModel(
         sample_size=32,
         patch_size=2,
@@ -90,7 +90,7 @@ def stable_diffusion_3() -> Example:
 
 
 def flux() -> Example:
-    """Packed latents from noise and a text."""
+    """Build a Flux that makes packed latents from noise and a text."""
     model = diffusers.FluxTransformer2DModel(
         in_channels=16,
         num_layers=1,
@@ -107,7 +107,7 @@ def flux() -> Example:
 
 
 def autoencoder() -> Example:
-    """Images through latents and back."""
+    """Build an autoencoder: images through latents and back."""
     model = diffusers.AutoencoderKL(
         block_out_channels=(16, 32),
         down_block_types=("DownEncoderBlock2D",) * 2,

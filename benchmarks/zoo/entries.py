@@ -1,4 +1,4 @@
-"""An entry of the zoo: a model, one batch of it and its loss, as its library's own documentation calls them."""
+"""Entries of the zoo: a model, one batch of it and its loss, as its library's own documentation calls them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Entry:
     make: Callable[[], Example]
 
     def build(self) -> Example:
-        """The model in training, its batch and its loss; the same every time."""
+        """Build the model in training, its batch and its loss; the same every time."""
         torch.manual_seed(0)
         model, batch, loss = self.make()
         return model.train(), batch, loss
 
 
 def entries(library: str, found: Mapping[str, tuple[str, Callable[[], Example]]]) -> tuple[Entry, ...]:
-    """The entries of a library from ``{name: (sort, make)}``."""
+    """Make the entries of a library from ``{name: (sort, make)}``."""
     return tuple(Entry(name, library, sort, make) for name, (sort, make) in found.items())
 
 
 def undropped(config: Any) -> Any:
-    """A configuration without dropout, so that gradients can be held against plain PyTorch's."""
+    """Take dropout out of a configuration, so that gradients can be compared with plain PyTorch's."""
     for name, value in vars(config).items():
         if isinstance(value, float) and ("drop" in name or name.endswith("_pdrop")):
             setattr(config, name, 0.0)

@@ -51,7 +51,7 @@ _SETTINGS: tuple[Mapping[str, int], ...] = (
 
 
 def names() -> Iterator[str]:
-    """All of them, as ``timm/NAME`` and ``transformers/CLASS``."""
+    """List all models, as ``timm/NAME`` and ``transformers/CLASS``."""
     import timm.models
 
     for module in timm.models.list_modules():
@@ -62,7 +62,7 @@ def names() -> Iterator[str]:
 
 
 def _listed() -> Iterator[tuple[str, str, str]]:
-    """What transformers' automatic classes know: the task, the kind of configuration, and the class."""
+    """Yield (task, kind of configuration, class) for all that transformers' automatic classes know."""
     from transformers.models.auto import modeling_auto
 
     for task in _TASKS:
@@ -71,7 +71,7 @@ def _listed() -> Iterator[tuple[str, str, str]]:
 
 
 def makers(name: str) -> Iterator[Callable[[], Example]]:
-    """What makes a model by that name, a batch and a loss, without dropout; each makes it small in another way."""
+    """Yield functions that make a model, batch and loss, without dropout; each makes it small in another way."""
     library, _, model = name.partition("/")
     if library == "timm":
         yield functools.partial(_of_timm, model)

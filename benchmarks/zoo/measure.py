@@ -1,4 +1,4 @@
-"""What becomes of one model of the zoo: captured, planned under four budgets, applied beside plain PyTorch.
+"""Measurement of one model of the zoo: captured, planned under four budgets, applied and compared with plain PyTorch.
 
 The row is written after each thing that is known, so that a crash or the clock leaves what came before it.
 """
@@ -33,7 +33,7 @@ SHARES = (0.7, 0.5, 0.35)
 NEAR_LEAST = 1.1
 PLAN_LIMIT_S = 30.0
 SEED = 0
-# Of a parameter's gradient, the least that its difference is held against, as a share of the whole gradient: what is
+# Of a parameter's gradient, the least that its difference is compared with, as a share of the whole gradient: what is
 # zero but for rounding (a bias under a batch norm) has no digits to agree in.
 LEAST_SHARE = 1e-3
 
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 def gradients(step: Callable[[], Tensor], model: nn.Module) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one step from a fixed random state; the model's gradients are taken away again."""
+    """Compute loss and gradients of one step from a fixed random state; the model's gradients are taken away again."""
     torch.manual_seed(SEED)
     loss = step()
     loss.backward()
@@ -51,7 +51,7 @@ def gradients(step: Callable[[], Tensor], model: nn.Module) -> tuple[float, dict
 
 
 def difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """The largest over all parameters of the norm of the difference by the norm of the gradient; 0 if bit-equal."""
+    """Largest relative error of a gradient over all parameters, by norms; 0 if bit-equal."""
     if ours.keys() != theirs.keys():
         return float("inf")
     whole = float(torch.stack([g.double().norm() for g in theirs.values()]).norm())
@@ -62,7 +62,7 @@ def difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> floa
 
 
 def plain_step(model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> Callable[[], Tensor]:
-    """One step as the library's documentation writes it."""
+    """Make one step as the library's documentation writes it."""
 
     def run() -> Tensor:
         if isinstance(batch, Mapping):
@@ -74,7 +74,7 @@ def plain_step(model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None)
 
 
 def beside_plain(planned: Callable[..., Tensor], model: nn.Module, batch: Any, theirs: Mapping[str, Tensor]) -> Row:
-    """How far a planned step's gradients are from plain PyTorch's, and its measured peak."""
+    """Compare a planned step's gradients with plain PyTorch's, and measure its peak."""
 
     def step() -> Tensor:
         return planned(**batch) if isinstance(batch, Mapping) else planned(*batch)
@@ -91,14 +91,14 @@ def beside_plain(planned: Callable[..., Tensor], model: nn.Module, batch: Any, t
 
 
 def without_folders(text: str) -> str:
-    """A message without the folders of this machine that its libraries lie in."""
+    """Take this machine's folders of libraries out of a message."""
     return re.sub(r'"[^"]*/site-packages/', '"', text)
 
 
 def tracing_cpu_s(step: Callable[[], Tensor]) -> float:
-    """What PyTorch itself takes to trace a step, forward and backward: a first compiled step without a later one.
+    """CPU seconds that PyTorch takes to trace a step, forward and backward: a first compiled step less a later one.
 
-    The quicker of two later steps counts, since a library's own first call may make PyTorch trace the second anew.
+    The quicker of two later steps counts, since a library's own first call may make PyTorch trace the second again.
     """
     torch.compiler.reset()
     compiled = torch.compile(step, backend="aot_eager")
@@ -112,7 +112,7 @@ def tracing_cpu_s(step: Callable[[], Tensor]) -> float:
 
 
 class Measured:
-    """One entry's row, filled step by step."""
+    """Row of one entry, filled step by step."""
 
     def __init__(self, one: Entry, backend: str, save: Callable[[Row], None]) -> None:
         self.entry, self.backend, self.save = one, backend, save
@@ -120,7 +120,7 @@ class Measured:
         self.row |= {"machine": record.machine(), "versions": record.versions(one.library)}
 
     def run(self, problem_path: Path) -> None:
-        """Everything; a refusal or an error ends it, with its words in the row."""
+        """Measure everything; a refusal or an error ends it, with its words in the row."""
         try:
             self._all(problem_path)
         except LoadmasterError as refusal:
@@ -129,7 +129,7 @@ class Measured:
             self.add(ended=f"{type(error).__name__}: {error}", traceback=without_folders(traceback.format_exc()))
 
     def add(self, **found: Any) -> None:
-        """Take in what is known, and write it down."""
+        """Add facts to the row, and write it down."""
         self.row.update(found)
         self.save(self.row)
 
@@ -187,9 +187,9 @@ class Measured:
 
 
 def measure_one(name: str, backend: str, path: Path) -> None:
-    """Measure one model, its row to ``path``, its problem beside it."""
+    """Measure one model, its row to ``path``, its problem next to it."""
     torch.set_num_threads(1)
-    # What a process does once is no model's: imports, and the first graph of all.
+    # Work that a process does once belongs to no model: imports, and the first graph of all.
     capture(nn.Linear(2, 2), (torch.ones(2, 2), torch.zeros(2, dtype=torch.long)), nn.functional.cross_entropy)
     one = entry(name)
 

@@ -10,7 +10,7 @@ LIBRARIES = ("transformers", "timm", "torchvision", "diffusers")
 
 
 def of_library(library: str) -> tuple[Entry, ...]:
-    """The entries of one library.
+    """List the entries of one library.
 
     Raises:
         ImportError: it is not installed.
@@ -19,7 +19,7 @@ def of_library(library: str) -> tuple[Entry, ...]:
 
 
 def entry(name: str) -> Entry:
-    """An entry by ``LIBRARY/MODEL``."""
+    """Find an entry by ``LIBRARY/MODEL``."""
     library, _, model = name.partition("/")
     found = {e.name: e for e in of_library(library)} if library in LIBRARIES else {}
     if model not in found:

@@ -13,18 +13,18 @@ from benchmarks.zoo.entries import Example, entries
 
 
 def classifier(name: str, size: int = 64, **configuration: Any) -> Example:
-    """A classifier by its name, without dropout."""
+    """Build a classifier by its name, without dropout."""
     model = timm.create_model(name, pretrained=False, num_classes=10, drop_rate=0.0, **configuration)
     return model, (torch.randn(8, 3, size, size), torch.randint(10, (8,))), functional.cross_entropy
 
 
 def vision_transformer() -> Example:
-    """A shallow one."""
+    """Build a vision transformer of four layers."""
     return classifier("vit_tiny_patch16_224", 128, img_size=128, depth=4)
 
 
 def swin_transformer() -> Example:
-    """A narrow and shallow one, without stochastic depth."""
+    """Build a narrow and shallow Swin transformer, without stochastic depth."""
     narrow = {"embed_dim": 32, "depths": (2, 2), "num_heads": (2, 4), "drop_path_rate": 0.0}
     return classifier("swin_tiny_patch4_window7_224", 112, img_size=112, **narrow)
 

@@ -15,13 +15,13 @@ from benchmarks.zoo.entries import Example, entries
 
 
 def classifier(name: str, size: int = 64) -> Example:
-    """A classifier by its name."""
+    """Build a classifier by its name."""
     model = _undropped(models.get_model(name, weights=None, num_classes=10))
     return model, (torch.randn(8, 3, size, size), torch.randint(10, (8,))), functional.cross_entropy
 
 
 def segmentation(name: str) -> Example:
-    """A class for each pixel; the model returns a dictionary."""
+    """Build a segmentation model, a class for each pixel; it returns a dictionary."""
     model = _undropped(models.get_model(name, weights=None, weights_backbone=None, num_classes=5))
 
     def loss(output: Mapping[str, Tensor], target: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def segmentation(name: str) -> Example:
 
 
 def backbone() -> Example:
-    """The pyramid of features under torchvision's detectors, held against features of a teacher."""
+    """Build the pyramid of features under torchvision's detectors, compared with features of a teacher."""
 
     def loss(pyramid: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([functional.mse_loss(pyramid[level], target[level]) for level in target]).sum()

@@ -1,6 +1,6 @@
-"""Lets torchvision be imported beside a build of PyTorch that its compiled operators were not made for.
+"""Import of torchvision with a build of PyTorch that its compiled operators were not made for.
 
-The wheels of torchvision link against PyTorch's CUDA libraries. Beside PyTorch for processors alone they do not load,
+The wheels of torchvision link against PyTorch's CUDA libraries. With PyTorch for processors alone they do not load,
 and then the import of torchvision fails, and with it timm's, transformers' and diffusers'. The operators concerned
 select boxes, which no model here does: it is enough that they are declared.
 """
@@ -16,7 +16,7 @@ _DECLARED: list[torch.library.Library] = []  # a declaration lasts as long as it
 
 
 def declare_missing() -> None:
-    """Declare what torchvision's import asks for, where its compiled operators do not load."""
+    """Declare the operators that torchvision's import asks for, where its compiled ones do not load."""
     found = importlib.util.find_spec("torchvision")
     if _DECLARED or found is None or found.origin is None:
         return

@@ -18,36 +18,36 @@ VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "
 
 
 def tokens() -> Tensor:
-    """Random tokens, none of them special."""
+    """Draw random tokens, none of them special."""
     return torch.randint(5, WORDS, (BATCH, LENGTH))
 
 
 def text(**more: Any) -> hf.BatchEncoding:
-    """A batch as tokenizers return it, the second half of its rows padded."""
+    """Make a batch as tokenizers return it, the second half of its rows padded."""
     mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
     mask[BATCH // 2 :, LENGTH - 8 :] = 0
     return hf.BatchEncoding({"input_ids": tokens(), "attention_mask": mask, **more})
 
 
 def images(size: int = 64) -> Tensor:
-    """Random images."""
+    """Draw random images [batch, 3, size, size]."""
     return torch.randn(BATCH, 3, size, size)
 
 
 def bert() -> Example:
-    """Sequence classification."""
+    """BERT for sequence classification."""
     model = hf.BertForSequenceClassification(undropped(hf.BertConfig(**ENCODER, num_labels=3)))
     return model, text(labels=torch.randint(3, (BATCH,))), None
 
 
 def roberta() -> Example:
-    """Masked tokens."""
+    """RoBERTa for masked tokens."""
     model = hf.RobertaForMaskedLM(undropped(hf.RobertaConfig(**ENCODER)))
     return model, text(labels=tokens()), None
 
 
 def distilbert() -> Example:
-    """Questions answered by the span between two positions."""
+    """DistilBERT for questions answered by the span between two positions."""
     config = hf.DistilBertConfig(vocab_size=WORDS, dim=64, n_heads=4, n_layers=3, hidden_dim=256)
     spans = torch.randint(LENGTH, (2, BATCH))
     batch = text(start_positions=spans[0], end_positions=spans[1])
@@ -55,13 +55,13 @@ def distilbert() -> Example:
 
 
 def deberta() -> Example:
-    """Labels of tokens."""
+    """DeBERTa-v2 for labels of tokens."""
     config = hf.DebertaV2Config(**ENCODER, relative_attention=True, pos_att_type=["p2c", "c2p"], num_labels=5)
     return hf.DebertaV2ForTokenClassification(undropped(config)), text(labels=torch.randint(5, (BATCH, LENGTH))), None
 
 
 def modernbert() -> Example:
-    """Masked tokens."""
+    """ModernBERT for masked tokens."""
     config = hf.ModernBertConfig(**ENCODER, pad_token_id=0, local_attention=16)
     return hf.ModernBertForMaskedLM(undropped(config)), text(labels=tokens()), None
 
@@ -72,45 +72,45 @@ def _causal(model: type, config: Any) -> Example:
 
 
 def gpt2() -> Example:
-    """Next tokens."""
+    """GPT-2 for next tokens."""
     return _causal(hf.GPT2LMHeadModel, hf.GPT2Config(vocab_size=WORDS, n_embd=64, n_head=4, n_layer=3, n_positions=128))
 
 
 def opt() -> Example:
-    """Next tokens."""
+    """OPT for next tokens."""
     sizes = {"num_hidden_layers": 3, "ffn_dim": 256, "word_embed_proj_dim": 64, "max_position_embeddings": 128}
     config = hf.OPTConfig(**WIDTH, **sizes)
     return _causal(hf.OPTForCausalLM, config)
 
 
 def llama() -> Example:
-    """Next tokens."""
+    """Llama for next tokens."""
     return _causal(hf.LlamaForCausalLM, hf.LlamaConfig(**DECODER))
 
 
 def mistral() -> Example:
-    """Next tokens; attention over a window."""
+    """Mistral for next tokens; attention over a window."""
     return _causal(hf.MistralForCausalLM, hf.MistralConfig(**DECODER, sliding_window=16))
 
 
 def gemma() -> Example:
-    """Next tokens; windows and whole attention in turn."""
+    """Gemma 2 for next tokens; windows and whole attention in turn."""
     return _causal(hf.Gemma2ForCausalLM, hf.Gemma2Config(**DECODER, head_dim=16, sliding_window=16))
 
 
 def mixtral() -> Example:
-    """Next tokens; two of four experts for each."""
+    """Mixtral for next tokens; two of four experts for each."""
     return _causal(hf.MixtralForCausalLM, hf.MixtralConfig(**DECODER, num_local_experts=4))
 
 
 def olmoe() -> Example:
-    """Next tokens; two of eight small experts for each."""
+    """OLMoE for next tokens; two of eight small experts for each."""
     config = hf.OlmoeConfig(**{**DECODER, "intermediate_size": 64}, num_experts=8, num_experts_per_tok=2)
     return _causal(hf.OlmoeForCausalLM, config)
 
 
 def t5() -> Example:
-    """Text to text."""
+    """T5 for text to text."""
     config = hf.T5Config(
         vocab_size=WORDS, d_model=64, d_kv=16, d_ff=256, num_layers=2, num_heads=4, decoder_start_token_id=0
     )
@@ -118,7 +118,7 @@ def t5() -> Example:
 
 
 def bart() -> Example:
-    """Text to text."""
+    """BART for text to text."""
     config = hf.BartConfig(
         vocab_size=WORDS,
         d_model=64,
@@ -134,7 +134,7 @@ def bart() -> Example:
 
 
 def mamba() -> Example:
-    """Next tokens through a state space."""
+    """Mamba for next tokens, through a state space."""
     config = hf.MambaConfig(vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, state_size=8)
     ids = torch.randint(5, WORDS, (4, 16))
     return hf.MambaForCausalLM(config), {"input_ids": ids, "labels": ids.clone()}, None
@@ -159,21 +159,21 @@ def _speech() -> Any:
 
 
 def recognized_speech() -> Example:
-    """Speech to characters, by connectionist temporal classification."""
+    """Model of speech to characters, by connectionist temporal classification."""
     model = hf.Wav2Vec2ForCTC(_speech())
     model.freeze_feature_encoder()
     return model, {"input_values": torch.randn(4, 3200), "labels": torch.randint(1, 32, (4, 10))}, None
 
 
 def classified_speech() -> Example:
-    """A class for each recording."""
+    """Classifier of recordings."""
     model = hf.Wav2Vec2ForSequenceClassification(_speech())
     model.freeze_feature_encoder()
     return model, {"input_values": torch.randn(4, 3200), "labels": torch.randint(5, (4,))}, None
 
 
 def whisper() -> Example:
-    """Speech to text."""
+    """Whisper for speech to text."""
     config = hf.WhisperConfig(
         vocab_size=WORDS,
         num_mel_bins=16,
@@ -196,19 +196,19 @@ def whisper() -> Example:
 
 
 def vit() -> Example:
-    """Image classification."""
+    """ViT for image classification."""
     config = hf.ViTConfig(**VISION, image_size=64, patch_size=8, num_labels=10)
     return hf.ViTForImageClassification(undropped(config)), _classified(), None
 
 
 def dinov2() -> Example:
-    """Image classification."""
+    """DINOv2 for image classification."""
     config = hf.Dinov2Config(**{**VISION, "intermediate_size": 256}, image_size=64, patch_size=8, num_labels=10)
     return hf.Dinov2ForImageClassification(undropped(config)), _classified(), None
 
 
 def segformer() -> Example:
-    """Segmentation."""
+    """SegFormer for segmentation."""
     config = hf.SegformerConfig(
         depths=[1, 1, 1, 1],
         hidden_sizes=[16, 32, 48, 64],
@@ -221,7 +221,7 @@ def segformer() -> Example:
 
 
 def clip() -> Example:
-    """Images and texts side by side."""
+    """CLIP on pairs of images and texts."""
     tower = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
     words = {**tower, "vocab_size": WORDS, "max_position_embeddings": LENGTH, "eos_token_id": 2, "pad_token_id": 0}
     sights = {**tower, "image_size": 64, "patch_size": 8}

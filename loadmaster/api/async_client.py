@@ -40,18 +40,18 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """See :meth:`loadmaster.api.client.Client.close`."""
+        """Close the connections; see :meth:`loadmaster.api.client.Client.close`."""
         await self._http.aclose()
 
     async def submit(
         self, problem: ProblemSource, options: Options = None, *, labels: Mapping[str, str] | None = None
     ) -> AsyncPlanHandle:
-        """See :meth:`loadmaster.api.client.Client.submit`."""
+        """Submit a problem; see :meth:`loadmaster.api.client.Client.submit`."""
         answer = await self.call(protocol.submit_call(problem, options, labels, dry_run=False))
         return AsyncPlanHandle(self, protocol.resource(PlanResource, answer).id)
 
     async def upload(self, problem: ProblemSource) -> Blob:
-        """See :meth:`loadmaster.api.client.Client.upload`."""
+        """Send a large problem once; see :meth:`loadmaster.api.client.Client.upload`."""
         blob, ask, send = protocol.blob_calls(problem)
         try:
             await self.call(ask)
@@ -62,12 +62,12 @@ class AsyncClient:
         return blob
 
     async def dry_run(self, problem: ProblemSource, options: Options = None) -> Sizing:
-        """See :meth:`loadmaster.api.client.Client.dry_run`."""
+        """Validate a problem without planning it; see :meth:`loadmaster.api.client.Client.dry_run`."""
         call = protocol.submit_call(problem, options, None, dry_run=True)
         return protocol.resource(Sizing, await self.call(call))
 
     def plan(self, plan_id: str) -> AsyncPlanHandle:
-        """See :meth:`loadmaster.api.client.Client.plan`."""
+        """The handle of a plan; see :meth:`loadmaster.api.client.Client.plan`."""
         return AsyncPlanHandle(self, plan_id)
 
     async def list(
@@ -78,7 +78,7 @@ class AsyncClient:
         label: tuple[str, str] | None = None,
         owner: str | None = None,
     ) -> AsyncIterator[PlanResource]:
-        """See :meth:`loadmaster.api.client.Client.list`."""
+        """Iterate over plans, newest first; see :meth:`loadmaster.api.client.Client.list`."""
         call: Call | None = protocol.list_call(state, kind, label, owner)
         while call is not None:
             page = protocol.resource(PlanPage, await self.call(call))
@@ -96,7 +96,7 @@ class AsyncClient:
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:
-        """See :meth:`loadmaster.api.client.Client.frontier`."""
+        """Plan under several limits and wait; see :meth:`loadmaster.api.client.Client.frontier`."""
         deadline = Deadline(timeout_s)
         call = protocol.frontier_call(problem, limits, budgets_bytes, options, labels)
         found = protocol.resource(FrontierResource, await self.call(call))
@@ -108,11 +108,11 @@ class AsyncClient:
         return found
 
     async def get(self, path: str) -> Any:
-        """See :meth:`loadmaster.api.client.Client.get`."""
+        """Get a document of the service; see :meth:`loadmaster.api.client.Client.get`."""
         return (await self.call(Call("GET", path))).json()
 
     async def call(self, call: Call) -> httpx.Response:
-        """See :meth:`loadmaster.api.client.Client.call`."""
+        """Make a call, and repeat it as long as that may help; see :meth:`loadmaster.api.client.Client.call`."""
         attempt = 1
         while True:
             answer: httpx.Response | None = None
@@ -128,7 +128,7 @@ class AsyncClient:
             attempt += 1
 
     async def stream(self, path: str, after: int) -> AsyncIterator[Event]:
-        """See :meth:`loadmaster.api.client.Client.stream`."""
+        """Iterate over the events of a plan; see :meth:`loadmaster.api.client.Client.stream`."""
         attempt = 1
         while True:
             answer: httpx.Response | None = None
@@ -171,12 +171,12 @@ class AsyncPlanHandle:
         return f"AsyncPlanHandle({self.id!r})"
 
     async def state(self) -> PlanResource:
-        """See :meth:`loadmaster.api.client.PlanHandle.state`."""
+        """Get the state of the job as it is now; see :meth:`loadmaster.api.client.PlanHandle.state`."""
         answer = await self._client.call(Call("GET", protocol.plan_path(self.id)))
         return protocol.resource(PlanResource, answer)
 
     async def wait(self, timeout_s: float | None = None) -> PlanResource:
-        """See :meth:`loadmaster.api.client.PlanHandle.wait`."""
+        """Wait until the job is final; see :meth:`loadmaster.api.client.PlanHandle.wait`."""
         deadline = Deadline(timeout_s)
         while True:
             answer = await self._client.call(protocol.wait_call(self.id, deadline.remaining_s))
@@ -187,42 +187,42 @@ class AsyncPlanHandle:
                 raise protocol.waited(self.id, timeout_s)
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """See :meth:`loadmaster.api.client.PlanHandle.events`."""
+        """Iterate over the events of the plan; see :meth:`loadmaster.api.client.PlanHandle.events`."""
         return self._client.stream(protocol.plan_path(self.id, "/events"), after)
 
     async def result(self, timeout_s: float | None = None) -> kinds.Plan:
-        """See :meth:`loadmaster.api.client.PlanHandle.result`."""
+        """Wait for the plan; see :meth:`loadmaster.api.client.PlanHandle.result`."""
         return kinds.read_plan(await self.document(timeout_s))
 
     async def document(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """See :meth:`loadmaster.api.client.PlanHandle.document`."""
+        """Wait for the plan as a JSON document; see :meth:`loadmaster.api.client.PlanHandle.document`."""
         plan = await self.wait(timeout_s)
         if "result" not in plan.links:
             raise protocol.failure(plan)
         return protocol.json_object(await self._client.call(Call("GET", plan.links["result"])))
 
     async def incumbent(self) -> kinds.Plan:
-        """See :meth:`loadmaster.api.client.PlanHandle.incumbent`."""
+        """Get the best plan so far; see :meth:`loadmaster.api.client.PlanHandle.incumbent`."""
         return kinds.read_plan(protocol.json_object(await self._client.call(protocol.incumbent_call(self.id))))
 
     async def export(self, name: str, *, incumbent: bool = False, **numbers: int) -> bytes:
-        """See :meth:`loadmaster.api.client.PlanHandle.export`."""
+        """Export the plan; see :meth:`loadmaster.api.client.PlanHandle.export`."""
         return (await self._client.call(protocol.export_call(self.id, name, numbers, incumbent=incumbent))).content
 
     async def log(self, offset: int = 0) -> str:
-        """See :meth:`loadmaster.api.client.PlanHandle.log`."""
+        """Get the log of the job; see :meth:`loadmaster.api.client.PlanHandle.log`."""
         call = Call("GET", protocol.plan_path(self.id, "/log"), {"offset": str(offset)})
         return (await self._client.call(call)).text
 
     async def cancel(self) -> PlanResource:
-        """See :meth:`loadmaster.api.client.PlanHandle.cancel`."""
+        """Cancel the job; see :meth:`loadmaster.api.client.PlanHandle.cancel`."""
         answer = await self._client.call(Call("POST", protocol.plan_path(self.id, ":cancel")))
         return protocol.resource(PlanResource, answer)
 
     async def send_measurement(self, measurement: Any) -> None:
-        """See :meth:`loadmaster.api.client.PlanHandle.send_measurement`."""
+        """Send what the plan measured; see :meth:`loadmaster.api.client.PlanHandle.send_measurement`."""
         await self._client.call(protocol.measurement_call(self.id, measurement))
 
     async def purge(self) -> None:
-        """See :meth:`loadmaster.api.client.PlanHandle.purge`."""
+        """Remove the job from the service; see :meth:`loadmaster.api.client.PlanHandle.purge`."""
         await self._client.call(Call("DELETE", protocol.plan_path(self.id)))

@@ -59,7 +59,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections to the service."""
         self._http.close()
 
     def submit(
@@ -90,7 +90,7 @@ class Client:
         return blob
 
     def dry_run(self, problem: ProblemSource, options: Options = None) -> Sizing:
-        """Only validate, and tell how large the model is."""
+        """Validate a problem, and tell how large its model is, without planning."""
         return protocol.resource(Sizing, self.call(protocol.submit_call(problem, options, None, dry_run=True)))
 
     def plan(self, plan_id: str) -> PlanHandle:
@@ -138,7 +138,7 @@ class Client:
         return found
 
     def get(self, path: str) -> Any:
-        """Any document of the service, such as ``/v1/solvers`` or ``/v1/hardware``."""
+        """Get any document of the service, such as ``/v1/solvers`` or ``/v1/hardware``."""
         return self.call(Call("GET", path)).json()
 
     def call(self, call: Call) -> httpx.Response:
@@ -201,11 +201,11 @@ class PlanHandle:
         return f"PlanHandle({self.id!r})"
 
     def state(self) -> PlanResource:
-        """Where it stands now."""
+        """Get the state of the job as it is now."""
         return protocol.resource(PlanResource, self._client.call(Call("GET", protocol.plan_path(self.id))))
 
     def wait(self, timeout_s: float | None = None) -> PlanResource:
-        """Where it stands when it is final.
+        """Wait until the job is final, and get its state.
 
         Raises:
             WaitTimeoutError: that took longer than ``timeout_s``; the plan goes on.
@@ -220,11 +220,11 @@ class PlanHandle:
                 raise protocol.waited(self.id, timeout_s)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """What happens to it, from event ``after`` to its end; survives lost connections."""
+        """Iterate over what happens to the plan, after event ``after`` to its end; survives lost connections."""
         return self._client.stream(protocol.plan_path(self.id, "/events"), after)
 
     def result(self, timeout_s: float | None = None) -> kinds.Plan:
-        """The plan, when it is done; also an infeasible one, or the best that was found before a cancel.
+        """Wait for the plan; it may be an infeasible one, or the best that was found before a cancel.
 
         Raises:
             WaitTimeoutError: that took longer than ``timeout_s``; the plan goes on.
@@ -233,7 +233,7 @@ class PlanHandle:
         return kinds.read_plan(self.document(timeout_s))
 
     def document(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """The same as :meth:`result`, as the JSON document."""
+        """Wait for the plan as its JSON document; raises as :meth:`result`."""
         plan = self.wait(timeout_s)
         if "result" not in plan.links:
             raise protocol.failure(plan)
@@ -268,21 +268,21 @@ class PlanHandle:
         document or file that ``loadmaster fit`` wrote. The latest one counts.
 
         Raises:
-            InputError: it is of another plan, or no measurement.
+            InputError: it is of another plan, or not a measurement.
         """
         self._client.call(protocol.measurement_call(self.id, measurement))
 
     def log(self, offset: int = 0) -> str:
-        """The log from that byte on."""
+        """Get the log of the job from byte ``offset`` on."""
         call = Call("GET", protocol.plan_path(self.id, "/log"), {"offset": str(offset)})
         return self._client.call(call).text
 
     def cancel(self) -> PlanResource:
-        """Cancel it; what was found is kept. Cancelling what is final changes nothing."""
+        """Cancel the job; what was found is kept. Cancelling what is final changes nothing."""
         return protocol.resource(PlanResource, self._client.call(Call("POST", protocol.plan_path(self.id, ":cancel"))))
 
     def purge(self) -> None:
-        """Remove it from the service."""
+        """Remove the job and its plan from the service."""
         self._client.call(Call("DELETE", protocol.plan_path(self.id)))
 
 

@@ -19,5 +19,5 @@ def table(rows: list[list[str]], header: list[str]) -> str:
 
 
 def moment(at: float) -> str:
-    """Seconds since the epoch as date and time here, to the second."""
+    """Format seconds since the epoch as date and time here, to the second."""
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""Two plans beside each other in figures: what differs in what was asked, and what the second is against the first."""
+"""Comparison of two plans in figures: what differs in what was asked, and what the second is against the first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Row:
 
 
 def plan_rows(first: Plan, second: Plan) -> list[Row]:
-    """All of two plans of one kind."""
+    """All rows of the comparison of two plans of one kind."""
     limit = kind_named(first.kind).limit
     rows = asked_rows(first.options, second.options)
     if limit is not None:
@@ -52,13 +52,13 @@ def plan_rows(first: Plan, second: Plan) -> list[Row]:
 
 
 def asked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
-    """The options in which they differ; limits are among the figures."""
+    """Rows of the options in which two plans differ; limits are among the figures."""
     given = [(name, first.get(name), second.get(name)) for name in dict.fromkeys([*first, *second])]
     return [Row(name, _text(a), _text(b)) for name, a, b in given if a != b and name not in _LIMITS]
 
 
 def checked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
-    """What the checker found, where it is a number with a unit in its name: of each such figure, less is better."""
+    """Rows of the checker's figures that are numbers with a unit in their name: of each such figure, less is better."""
     rows = []
     for name in dict.fromkeys([*first, *second]):
         unit = next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), None)
@@ -70,7 +70,7 @@ def checked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Ro
 
 
 def change(first: float | None, second: float | None, *, judged: bool = True) -> tuple[str, str]:
-    """By how much the second is more or less, and whether that is good."""
+    """Relative change from the first figure to the second, in words, and whether that is good."""
     if not first or second is None:
         return "", ""
     if first == second:
@@ -80,7 +80,7 @@ def change(first: float | None, second: float | None, *, judged: bool = True) ->
 
 
 def cost(value: float | None, unit: str | None) -> str:
-    """An objective or a bound, nothing where there is none."""
+    """Format an objective or a bound; empty where there is none."""
     return "" if value is None else show_cost(value, unit or "").strip()
 
 

@@ -18,7 +18,7 @@ Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=16)]
 
 
 def _limit(value: object) -> object:
-    """A limit as it comes: by hand, since a union would name its branches in the place of an error."""
+    """Validate a limit by hand: a union would name its branches in the place of an error."""
     if isinstance(value, str) and len(value) <= _LONGEST_LIMIT:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_LIMIT:
@@ -44,7 +44,7 @@ class _Incoming(BaseModel):
 
 
 class PlanRequest(_Incoming):
-    """What to plan: a problem document, options of the planner, labels of the caller's own."""
+    """A request to plan: a problem document, options of the planner, labels of the caller's own."""
 
     problem: dict[str, Any] = Field(description="a problem document, or blob_sha256 alone: that of a blob")
     options: dict[str, Any] = Field(default_factory=dict, description="time_limit_s, gap, seed, solver, ...")
@@ -52,14 +52,14 @@ class PlanRequest(_Incoming):
 
 
 class FrontierRequest(PlanRequest):
-    """The same problem under several limits, or budgets_bytes for kinds whose limit is that: one of the two."""
+    """A request to plan under several limits, or budgets_bytes for kinds whose limit is that: one of the two."""
 
     limits: Limits | None = None
     budgets_bytes: Limits | None = None
 
 
 class LimitDocument(BaseModel):
-    """What a plan is made under: what its kind calls it, how much, of what."""
+    """The limit that a plan is made under: its name in the plan's kind, its value, its unit."""
 
     name: str
     value: int
@@ -79,7 +79,7 @@ class Sizing(BaseModel):
 
 
 class FailureDocument(BaseModel):
-    """Why a job failed: the class of the error and its message; the other fields are of an InputError."""
+    """The reason why a job failed: the class of the error and its message; the other fields are of an InputError."""
 
     type: str
     detail: str
@@ -120,7 +120,7 @@ class PlanResource(BaseModel):
 
     @property
     def final(self) -> bool:
-        """Whether nothing about it changes any more."""
+        """True once nothing about the job changes any more."""
         return self.state in FINAL_STATES
 
 
@@ -164,7 +164,7 @@ class FrontierResource(BaseModel):
 
     @property
     def final(self) -> bool:
-        """Whether all its points are final."""
+        """True once all points of the frontier are final."""
         return self.state in FINAL_STATES
 
 
@@ -207,7 +207,7 @@ class ProblemError(BaseModel):
 
 
 class ProblemDetails(BaseModel):
-    """RFC 9457 problem details."""
+    """Details of a refusal, as RFC 9457 defines them."""
 
     type: str
     title: str

@@ -39,7 +39,7 @@ class ServiceError(LoadmasterError):
 
     Attributes:
         status: of HTTP; None when no answer came.
-        type: the problem's ``type`` URI; None when the answer was no problem document.
+        type: the problem's ``type`` URI; None when the answer was not a problem document.
     """
 
     def __init__(self, message: str, *, status: int | None = None, type_: str | None = None) -> None:
@@ -66,11 +66,11 @@ class NotAllowedError(ServiceError):
 
 
 class QuotaReachedError(ServiceError):
-    """As many jobs wait already as may, of this key or of all, and retrying did not help."""
+    """The queue is full, for this key or for all, and retrying did not help."""
 
 
 class NotReadyError(ServiceError):
-    """There is no result yet, or the plan must be final first."""
+    """The result is not there yet, or the plan must be final first."""
 
 
 class NoPlanError(ServiceError):

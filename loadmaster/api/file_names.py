@@ -9,7 +9,7 @@ _LONGEST = 100
 
 
 def file_name(name: str, rest: str = "") -> str:
-    """A file of no folder, named after a document.
+    """The name of a file, without a folder, made from the name of a document.
 
     >>> file_name("../../x y", ".html")
     'x-y.html'

@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Lines to read, in a terminal, say: names of jobs and words of solvers in them are not obeyed."""
+    """Lines for people to read, in a terminal, say: names of jobs and words of solvers in them are not obeyed."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")

@@ -26,7 +26,7 @@ class PackedDocument:
     body: bytes
 
     def content(self) -> bytes:
-        """The canonical JSON.
+        """Unpack the canonical JSON of the document.
 
         Raises:
             UnreadableDocumentError: the body is not what was packed.
@@ -37,7 +37,7 @@ class PackedDocument:
         return content
 
     def document(self) -> Document:
-        """The document itself.
+        """Unpack and parse the document.
 
         Raises:
             UnreadableDocumentError: the body is not what was packed.

@@ -47,7 +47,7 @@ class Request:
 
 
 class Planner(Protocol):
-    """What the service needs of planning. One instance serves many threads."""
+    """The service's interface to planning. One instance serves many threads."""
 
     def read(self, problem: Document, options: Document) -> Request:
         """Validate a submission.
@@ -58,7 +58,7 @@ class Planner(Protocol):
         ...
 
     def read_each(self, problem: Document, options: Sequence[Document]) -> list[Request]:
-        """The same for one problem under several options. The problem is read once: it may be large."""
+        """Validate one problem under several options, as :meth:`read`. The problem is read once: it may be large."""
         ...
 
     def plan(
@@ -145,7 +145,7 @@ def load_planner(path: str) -> Planner:
     """An instance of the planner named ``module:name``.
 
     Raises:
-        InputError: there is no such thing.
+        InputError: the module or the name in it does not exist.
     """
     module, _, name = path.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""What both clients have in common, without any input or output: requests, retries, errors, event streams.
+"""Parts that both clients share, without any input or output: requests, retries, errors, event streams.
 
 Needs httpx and pydantic only.
 """
@@ -82,7 +82,7 @@ class Call:
     timeout_s: float = REQUEST_TIMEOUT_S
 
     def build(self, client: httpx.Client | httpx.AsyncClient) -> httpx.Request:
-        """The request of that client."""
+        """Build the request with a client of httpx."""
         headers = dict(self.headers)
         content: bytes | None = None
         if isinstance(self.body, bytes):
@@ -101,7 +101,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Backoff:
-    """How often and after which pauses a call is repeated: doubling, with jitter, or as the server says."""
+    """Retry policy: how many attempts, after which pauses: doubling, with jitter, or as the server says."""
 
     attempts: int = 6
     first_s: float = 0.2
@@ -115,7 +115,7 @@ class Backoff:
         return jitter if asked is None else asked + min(jitter, 1.0)
 
     def again(self, attempt: int, answer: httpx.Response | None) -> bool:
-        """Whether to repeat after this attempt; ``answer`` is None when none came."""
+        """Return whether to repeat after this attempt; ``answer`` is None when none came."""
         return attempt < self.attempts and (answer is None or answer.status_code in _RETRIED_STATUSES)
 
 
@@ -160,7 +160,7 @@ def service_url(given: str) -> httpx.URL:
     """The address of a service.
 
     Raises:
-        InputError: it is none, as without ``http://``.
+        InputError: it is not an address, as without ``http://``.
     """
     try:
         url = httpx.URL(given)
@@ -188,7 +188,7 @@ def key_headers(api_key: str | None) -> dict[str, str]:
 
 
 def submit_call(problem: ProblemSource, options: Options, labels: Mapping[str, str] | None, dry_run: bool) -> Call:
-    """POST /v1/plans.
+    """Build the call ``POST /v1/plans`` that submits a problem, or only validates it.
 
     Raises:
         InputError: the problem cannot be read.
@@ -216,32 +216,32 @@ def frontier_call(
     options: Options,
     labels: Mapping[str, str] | None,
 ) -> Call:
-    """POST /v1/frontiers."""
+    """Build the call ``POST /v1/frontiers`` with limits or budgets."""
     given = {"limits": limits, "budgets_bytes": budgets_bytes}
     points = {name: list(values) for name, values in given.items() if values is not None}
     return Call("POST", "/v1/frontiers", body={**_request(problem, options, labels), **points}, headers=_key())
 
 
 def list_call(state: str | None, kind: str | None, label: tuple[str, str] | None, owner: str | None) -> Call:
-    """GET /v1/plans, the first page."""
+    """Build the call ``GET /v1/plans`` for the first page of a list."""
     named = None if label is None else f"{label[0]}:{label[1]}"
     filters = {"state": state, "kind": kind, "label": named, "owner": owner}
     return Call("GET", "/v1/plans", {name: value for name, value in filters.items() if value is not None})
 
 
 def wait_call(plan_id: str, remaining_s: float | None) -> Call:
-    """GET /v1/plans/{id}, answered when the plan is final or the wait is over."""
+    """Build the call ``GET /v1/plans/{id}``, answered when the plan is final or the wait is over."""
     wait = LONG_POLL_S if remaining_s is None else max(0.0, min(LONG_POLL_S, remaining_s))
     return Call("GET", plan_path(plan_id), {"wait": f"{wait:.3f}"})
 
 
 def incumbent_call(plan_id: str) -> Call:
-    """GET /v1/plans/{id}/result, or the best plan so far."""
+    """Build the call ``GET /v1/plans/{id}/result`` for the result, or the best plan so far."""
     return Call("GET", plan_path(plan_id, "/result"), _LATEST)
 
 
 def export_call(plan_id: str, name: str, numbers: Mapping[str, int], *, incumbent: bool) -> Call:
-    """GET /v1/plans/{id}/export/{name}."""
+    """Build the call ``GET /v1/plans/{id}/export/{name}`` with the numbers of the export."""
     if not name.isidentifier():
         raise InputError("name", name, "is no name of an export", "Give one that the plan's links name, as in html.")
     params = {key: str(value) for key, value in numbers.items()} | (_LATEST if incumbent else {})
@@ -249,7 +249,7 @@ def export_call(plan_id: str, name: str, numbers: Mapping[str, int], *, incumben
 
 
 def measurement_call(plan_id: str, measurement: Any) -> Call:
-    """PUT /v1/plans/{id}/measurement.
+    """Build the call ``PUT /v1/plans/{id}/measurement`` with what a plan measured.
 
     Raises:
         InputError: the file cannot be read.
@@ -330,7 +330,7 @@ def unreachable(url: str, error: httpx.TransportError) -> UnavailableError:
 
 
 def failure(plan: PlanResource) -> LoadmasterError:
-    """Why a final job has no plan, as the error that planning here would have raised."""
+    """Build the error that says why a final job has no plan, as planning here would have raised it."""
     if plan.state == "cancelled":
         return CancelledError(f"{plan.id} was cancelled before any plan was found.")
     error = plan.error or FailureDocument(type="", detail=f"{plan.id} is {plan.state} and says not why.")

@@ -1,4 +1,4 @@
-"""What can be set about the service, from the environment (``LOADMASTER_*``) or from the command line's flags."""
+"""Settings of the service, from the environment (``LOADMASTER_*``) or from the command line's flags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Settings:
     """Settings of a server and its workers; every field ``x`` is read from ``LOADMASTER_X``.
 
     Attributes:
-        allowed_hosts: names that the service is reached by, separated by commas, beside ``localhost``, ``host`` and
+        allowed_hosts: names that the service is reached by, separated by commas, next to ``localhost``, ``host`` and
             addresses in digits: requests for any other are refused.
         keys: ``required``: requests need an API key (``loadmaster keys``); ``off``: whoever reaches the service can use
             it, which is allowed on this machine alone.
@@ -127,7 +127,7 @@ class Settings:
         """Settings from the environment; ``overrides`` that are not None win (the command line's flags).
 
         Raises:
-            InputError: a value that is no number, or out of range.
+            InputError: a value that is not a number, or out of range.
         """
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
@@ -139,7 +139,7 @@ class Settings:
 
     @property
     def allowed_host_names(self) -> tuple[str, ...]:
-        """``allowed_hosts`` one by one."""
+        """The names of ``allowed_hosts`` one by one."""
         return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
 
     def to_environment(self) -> dict[str, str]:

@@ -48,7 +48,7 @@ def configure() -> None:
 
 
 def of_requests() -> TelemetryConfig:
-    """What FastAPI records: a span for each request, within the trace that its headers name. Metrics are elsewhere."""
+    """FastAPI's settings of telemetry: a span for each request, in the trace that its headers name. No metrics."""
     return {
         "metrics": False,
         "logs": False,
@@ -104,7 +104,7 @@ def record_job(
 def _span(
     name: str, context: Any, started_at: float, ended_at: float, attributes: Mapping[str, str | int]
 ) -> Iterator[Any]:
-    """A span of what has been already."""
+    """A span with a beginning and an end in the past."""
     kind = trace.SpanKind.CONSUMER if name == "plan" else trace.SpanKind.INTERNAL
     begin, end = (int(moment * 1e9) for moment in (started_at, ended_at))
     span = trace.get_tracer(_NAME).start_span(name, context, kind=kind, attributes=dict(attributes), start_time=begin)

@@ -1,4 +1,4 @@
-"""PyTorch: capture and profile a model into a problem, apply a plan, hold what happened against it.
+"""PyTorch: capture and profile a model into a problem, apply a plan, compare what happened with it.
 
 What it offers is loaded on first use: the room ``index`` needs no torch, and whoever wants only that loads none.
 """

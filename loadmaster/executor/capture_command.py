@@ -26,7 +26,7 @@ def default_kind() -> Kind | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What all kinds have in common, for the help."""
+    """Argument parser of what all kinds have in common, for the help."""
     kinds, default = kinds_captured(), default_kind()
     p = argparse.ArgumentParser(
         prog="loadmaster capture",
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def split(given: Sequence[str]) -> tuple[Kind, list[str]]:
-    """The kind, and what its own command is given: the same without the kind's name.
+    """Split arguments into the kind and those of its own command: the same without the kind's name.
 
     The kind follows MODULE:FACTORY. Which of the words with a colon that is (``--device cuda:0``), only the kind's own
     options say; so every word right after one is looked at.

@@ -18,7 +18,7 @@ _LONGEST_S = 300
 
 
 class BuildError(Exception):
-    """There is no library. Says why, in a line."""
+    """Raised where a library cannot be made; says why, in a line."""
 
 
 def compiler() -> list[str] | None:
@@ -59,7 +59,7 @@ def compile_shared(sources: Sequence[Path], target: Path, flags: Sequence[str], 
 
 
 def fingerprint_of(files: Sequence[Path], *more: object) -> str:
-    """Another one for other sources, kinds of machines, or whatever else matters.
+    """Fingerprint of sources, the kind of machine, and whatever else matters.
 
     Args:
         files: whose names and contents count.

@@ -11,7 +11,7 @@ from loadmaster.errors import CancelledError
 
 
 def main() -> int:
-    """Run it; returns its exit status."""
+    """Run ``loadmaster fit``; return its exit status."""
     try:
         # Here, because PyTorch takes its time to import, and whoever interrupts that needs no traceback.
         from loadmaster.executor.memory.fit import command

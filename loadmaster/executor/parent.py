@@ -26,14 +26,14 @@ class Parent:
 
     @classmethod
     def of_this_process(cls) -> Parent:
-        """At standard input and output. What else is printed from now on goes to standard error."""
+        """Connect to the parent by standard input and output. What else is printed goes to standard error."""
         # The first line that a user's own code prints must not be taken for an answer.
         questions = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         return cls(questions, sys.stdin)
 
     def task(self) -> dict[str, Any]:
-        """What is to be done, where that comes as the first line.
+        """Read the task, where that comes as the first line.
 
         Raises:
             InputError: the other process is gone.
@@ -41,14 +41,14 @@ class Parent:
         return self._next()
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """One line, also where a thread beside asks."""
+        """Send one line, also while another thread asks."""
         line = json.dumps(message) + "\n"
         with self._writing:
             self._questions.write(line)
             self._questions.flush()
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """One line, and the one that answers it.
+        """Send one line, and wait for the one that answers it.
 
         Raises:
             InputError: the other process is gone.
@@ -60,7 +60,7 @@ class Parent:
         """Ask for a plan, and wait for it.
 
         Raises:
-            InputError: the answer is no plan, or the other process is gone.
+            InputError: the answer is not a plan, or the other process is gone.
             LimitReachedError: planning took too long.
         """
         answer = self.ask({"problem": write_problem(problem)})

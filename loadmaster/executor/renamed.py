@@ -17,7 +17,7 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 
 
 def renamed_keywords(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A function that takes keywords under their old names too; given as ``old="new"``."""
+    """Make a function take keywords under their old names, too; given as ``old="new"``."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -1,1 +1,1 @@
-"""The first floor: what each kind of problem *is*. Documents, mathematics and checkers; no solver, no torch, no web."""
+"""Models of all kinds of problems: documents, mathematics and checkers. No solver, no torch and no web are needed."""

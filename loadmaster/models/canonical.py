@@ -1,4 +1,4 @@
-"""Typed data as plain JSON values, the one byte string of a document, and its hash: what identifies a problem."""
+"""Canonical form of documents: typed data as plain JSON values, one byte string, and the hash that identifies it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SCALARS = (str, int, float, type(None))
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as objects, tuples as lists, sets as ascending lists, keys as text, without what is None.
+    """Turn typed data into plain JSON values.
 
-    Classes that say ``leave_out_defaults`` are written without the fields that are at their default.
+    Dataclasses become objects, tuples lists, sets ascending lists, keys text; what is None is left out. Classes that
+    say ``leave_out_defaults`` are written without the fields that are at their default.
     """
     if isinstance(value, _SCALARS):  # first, because most are
         return value
@@ -33,16 +34,16 @@ def plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(type_: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass, each with the value at which it is left out (or MISSING, which nothing equals)."""
+    """Fields of a dataclass, each with the value at which it is left out (or MISSING, which nothing equals)."""
     leaves_out = getattr(type_, "leave_out_defaults", False)
     return tuple((f.name, f.default if leaves_out else dataclasses.MISSING) for f in dataclasses.fields(type_))
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:
-    """The one byte string of a document: sorted keys, no spaces, UTF-8."""
+    """Canonical byte string of a document: sorted keys, no spaces, UTF-8."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256(document: Mapping[str, Any]) -> str:
-    """Hash of the canonical JSON."""
+    """SHA-256 of a document's canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(document)).hexdigest()

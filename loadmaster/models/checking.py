@@ -1,4 +1,4 @@
-"""The whole check of a plan: the replay by its kind's checker, and all that the plan states beside that."""
+"""Check of a whole plan: the replay by its kind's checker, and the comparison of all else that the plan states."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ PlanT = TypeVar("PlanT", bound=Plan)
 
 @dataclass(frozen=True)
 class NoPlan:
-    """The verdict on an answer that says that there is no plan: nothing is replayed."""
+    """Verdict on an infeasible answer, for which nothing is replayed."""
 
     violations: tuple[str, ...] = ()
     objective: float = math.inf
 
     @property
     def ok(self) -> bool:
-        """Whether nothing in it is known to be false."""
+        """True if nothing in the answer is known to be false."""
         return not self.violations
 
     def summary(self) -> dict[str, object]:
-        """What there is to record of it."""
+        """Fields that a plan document records of the check."""
         return {"ok": self.ok}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        verdict: of the kind's checker, with what the plan states falsely among its violations; or :class:`NoPlan`.
-        trusted: the paths of what the plan states and was taken on trust; empty where the replay fails.
-        least: no plan's objective is below this, as is known without a search; None where nothing is.
+        verdict: of the kind's checker, with false statements of the plan among its violations; or :class:`NoPlan`.
+        trusted: paths of the plan's statements that are taken on trust; empty where the replay fails.
+        least: lower bound of all plans' objective that is known without a search; None where there is none.
     """
 
     verdict: Verdict
@@ -69,10 +69,10 @@ def checked(kind: Kind, problem: Problem, plan: Plan) -> Checked:
 
 
 def restated(kind: Kind, problem: Problem, plan: PlanT, verdict: Verdict) -> PlanT:
-    """A feasible plan whose decisions, limit or bound have changed, with what follows from them.
+    """Fill in what follows from the decisions, limit or bound of a feasible plan in which these have changed.
 
     Args:
-        verdict: of the replay.
+        verdict: of the plan's replay.
     """
     follows = recomputed(_statements(kind, plan), _limit(kind), problem, plan, verdict).fields
     plain: dict[str, Any] = {
@@ -84,7 +84,7 @@ def restated(kind: Kind, problem: Problem, plan: PlanT, verdict: Verdict) -> Pla
 
 
 def under_both_limits(kind: Kind, problem: Problem, plan: PlanT) -> PlanT:
-    """The plan, held to the limit that its problem states where that is the stricter one."""
+    """Set the plan's limit to that of its problem where the latter is stricter."""
     stated = None if kind.limit is None else kind.limit.stated(problem)
     if kind.limit is None or stated is None or kind.limit.of_plan(plan) <= stated:
         return plan
@@ -103,7 +103,7 @@ def _limit(kind: Kind) -> str | None:
 
 
 def _with_violations(verdict: Verdict, more: Collection[str]) -> Verdict:
-    """A verdict that says more is wrong."""
+    """Add violations to a verdict."""
     if not more:
         return verdict
     judged: Any = verdict

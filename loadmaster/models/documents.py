@@ -1,4 +1,4 @@
-"""Problem and plan documents: the JSON envelope that every kind shares, how it is read and refused.
+"""Problem and plan documents: the JSON envelope that every kind shares, its reading and its errors.
 
 A document is ``{"schema": "loadmaster/problem/1", "kind": ..., ...}``; the other fields are those of the kind's
 dataclass, whose annotations (:mod:`loadmaster.models.fields`) are the rules. Unknown fields are refused, versions are
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 PROBLEM_SCHEMA = "loadmaster/problem/1"
 PLAN_SCHEMA = "loadmaster/plan/1"
 MEASUREMENT_SCHEMA = "loadmaster/measurement/1"
-# More than any measurement takes that is within what its kind allows.
+# More than any measurement takes within the limits of its kind.
 LARGEST_MEASUREMENT_BYTES = 1 << 20
 
 Document = Mapping[str, Any]
 ReadT = TypeVar("ReadT")
 
 _VALIDATORS: dict[type[Any], SchemaValidator] = {}
-# What stops at the first of its items that is wrong.
+# Types of schemas whose reading stops at the first wrong item.
 _STOPPING = frozenset({"list", "tuple", "set", "frozenset"})
 
 
 def load_document(source: Document | str | Path) -> Document:
-    """A document from a mapping (returned as it is) or from a JSON file.
+    """Load a document from a mapping (returned as it is) or from a JSON file.
 
     Raises:
         InputError: the file is missing, is not JSON, or is not an object.
@@ -92,7 +92,7 @@ def expect_problem(plan_problem_sha256: str, problem_sha256: str) -> None:
 
 
 def read(type_: type[ReadT], schema: str, document: Document) -> ReadT:
-    """A dataclass from its document.
+    """Read a dataclass from its document.
 
     Raises:
         InputError: another schema or version, unknown fields, values out of range; names the field.
@@ -102,14 +102,14 @@ def read(type_: type[ReadT], schema: str, document: Document) -> ReadT:
 
 
 def write(schema: str, value: Any) -> dict[str, Any]:
-    """The document of a dataclass; what is short comes first, so that its head says what it is."""
+    """Write the document of a dataclass; short fields come first, so that its head says what it is."""
     fields = plain(value)
     short_first = sorted(fields.items(), key=lambda item: isinstance(item[1], dict | list))
     return {"schema": schema, "kind": fields["kind"], **dict(short_first)}
 
 
 def _validator(type_: type[Any]) -> SchemaValidator:
-    """How that type is read; made once, because it takes as long as reading a large document."""
+    """Return the validator of a type; made once, because making it takes as long as reading a large document."""
     from pydantic import TypeAdapter
     from pydantic_core import SchemaValidator
 
@@ -119,9 +119,10 @@ def _validator(type_: type[Any]) -> SchemaValidator:
 
 
 def _stopping(schema: Any) -> Any:
-    """The same rules, where a list ends with its first item that is wrong.
+    """Change a core schema so that the validation of a list stops at its first wrong item.
 
-    One refusal is told, but all are collected, each a kilobyte: those of a million wrong items would fill the memory.
+    One error is reported, but pydantic collects all, each a kilobyte: those of a million wrong items would fill the
+    memory.
     """
     if isinstance(schema, list):
         return [_stopping(part) for part in schema]
@@ -165,7 +166,7 @@ def parse(type_: type[ReadT], document: Document) -> ReadT:
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
-    """``("forward", 3, "inputs")`` as ``forward[3].inputs``."""
+    """Write the path of a field: ``("forward", 3, "inputs")`` as ``forward[3].inputs``."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else part)

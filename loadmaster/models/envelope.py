@@ -1,4 +1,4 @@
-"""What every plan has, whatever its kind: whose answer it is, how good, how long it took, what the checker says."""
+"""Fields that plans of every kind have: problem, status, objective and bound, seconds, and the checker's verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadmaster.models.shown import ShownPlan
 # Above a year in microseconds for each of a hundred million operators: a mistake in units.
 _LARGEST = 1e21
 
-# What ends a search; see :class:`Plan`.
+# Reasons for which a search ends; see :class:`Plan`.
 STOPPED_BY = ("gap", "time", "cancel", "crash", "proof", "method", "nothing")
 
 Total = Annotated[float, Bounds(ge=0, le=_LARGEST)]
@@ -20,18 +20,18 @@ Total = Annotated[float, Bounds(ge=0, le=_LARGEST)]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(ShownPlan):
-    """A checked answer to a problem.
+    """Plan of a problem of any kind, as checked.
 
     Attributes:
         status: optimal (within the asked gap), feasible (stopped by a limit) or infeasible.
-        objective, bound, gap: of what the kind minimizes, in ``unit``; the bound is proved.
+        objective, bound, gap: of the quantity that the kind minimizes, in ``unit``; the bound is proved.
         method: the strategy whose plan this is.
-        stopped_by: gap, time, cancel, crash (of a solver), proof, or method: all that it has to try has been tried.
-            ``nothing``: the search went on when this was its best plan.
+        stopped_by: gap, time, cancel, crash (of a solver), proof, or method: it has tried all that it has to try.
+            ``nothing``: the search goes on, and this is its best plan so far.
         seconds: wall seconds of ``build``, ``solve``, ``check``.
         solver: name, version, cpu_seconds, nodes.
         check: the checker's verdict, in short.
-        captured_with: what the problem was captured with, package by package; None where it was not captured.
+        captured_with: versions that the problem was captured with, by package; None where it was not captured.
     """
 
     name: str
@@ -55,5 +55,5 @@ class Plan(ShownPlan):
 
     @property
     def standing(self) -> str:
-        """The status, for a person."""
+        """Status in words, for a person."""
         return self.status

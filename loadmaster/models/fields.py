@@ -1,8 +1,8 @@
-"""What the fields of documents may hold: marks for the annotations of problems and plans.
+"""Marks for the annotations of problems and plans: they say what the fields of documents may hold.
 
-The dataclasses of every kind are what is read and written (:mod:`loadmaster.models.documents`); a mark says what a
-value's type does not. pydantic asks each mark for its part of the schema when the first document is read: to build a
-typed problem, or to write one, takes no pydantic.
+The dataclasses of every kind are read and written directly (:mod:`loadmaster.models.documents`); a mark says what a
+value's type does not. pydantic asks each mark for its part of the schema when the first document is read: building a
+typed problem, or writing one, needs no pydantic.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal, get_args
 
 # One exbibyte: a size above it is a mistake in units, not a tensor.
 LARGEST_BYTES = 1 << 60
-# What every reader of JSON can hold.
+# The largest integer that every reader of JSON can hold.
 LARGEST_INTEGER = (1 << 63) - 1
 
-# A text whose field says no length of its own: titles, places in the source, reasons.
+# Limit of texts whose field states no length of its own: titles, places in the source, reasons.
 LONGEST_TEXT = 4_000
 
-# How pydantic reads the dataclasses that say so, and those within them: unknown fields are refused, text is no number.
+# Configuration of pydantic for the dataclasses that name it, and those within them: unknown fields are refused, and
+# text is not taken for a number.
 READING: Mapping[str, Any] = {
     "extra": "forbid",
     "strict": True,
@@ -31,7 +32,7 @@ READING: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """Least and greatest of a number, lengths of a text or a list, the pattern of a text."""
+    """Mark of limits: least and greatest of a number, lengths of a text or a list, the pattern of a text."""
 
     ge: float | None = None
     gt: float | None = None
@@ -48,7 +49,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class MayBeMissing:
-    """None where the document leaves the field out, though the class asks for it."""
+    """Mark of a field that is None where a document leaves it out, though the class requires it."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return {"type": "default", "schema": handler(source), "default": None}
@@ -56,7 +57,7 @@ class MayBeMissing:
 
 @dataclass(frozen=True)
 class Ascending:
-    """A set, written as a list: what is read is put in order, each once."""
+    """Mark of a set, written as a list: on reading, items are sorted, each once."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -66,7 +67,7 @@ class Ascending:
 
 @dataclass(frozen=True)
 class AsText:
-    """A whole number that is a key: written as text, because JSON has no other keys; in one way only."""
+    """Mark of a whole number as a key: written as text, because JSON has no other keys; in one way only."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -77,7 +78,7 @@ class AsText:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """A mapping of plain JSON values in which these entries, where they are there, have these types."""
+    """Mark of a mapping of plain JSON values in which these entries, where present, have these types."""
 
     types: Mapping[str, Any]
 
@@ -94,7 +95,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class ToldBy:
-    """One of several dataclasses, told by one of their fields, which has a default of its own in each."""
+    """Mark of a union of dataclasses, told apart by one of their fields, which has a default of its own in each."""
 
     field: str
 
@@ -107,7 +108,7 @@ class ToldBy:
 
 @dataclass(frozen=True)
 class _Plain:
-    """A value that every reader of JSON understands."""
+    """Mark of a value that every reader of JSON understands."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema

@@ -24,7 +24,7 @@ def write_text(path: str | PathLike[str], text: str, field: str) -> None:
 
 
 def write_bytes(path: str | PathLike[str], content: bytes, field: str) -> None:
-    """Write a file whole or not at all. A link stays one, and a device or a pipe is written to, not replaced.
+    """Write a file whole or not at all. A link stays a link, and a device or a pipe is written to, not replaced.
 
     Raises:
         InputError: naming ``field``, when the path cannot be written.
@@ -48,12 +48,12 @@ def _status(path: str | PathLike[str]) -> os.stat_result | None:
 
 
 def _is_file(there: os.stat_result | None) -> bool:
-    """Whether it is one, or nothing yet."""
+    """Return whether a path is a regular file, or nothing yet."""
     return there is None or stat.S_ISREG(there.st_mode)
 
 
 def _replace(target: Path, content: bytes, there: os.stat_result | None) -> None:
-    # Of a long name the beginning: with what is added it would be longer than names may be.
+    # Only the beginning of a long name: with the rest it would be longer than names may be.
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:_BEGINNING]}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -69,7 +69,7 @@ def _replace(target: Path, content: bytes, there: os.stat_result | None) -> None
 
 
 def expect_writable(path: str | None, field: str) -> None:
-    """Refuse a path that cannot be written before hours are spent on what should be written there.
+    """Refuse a path that cannot be written, before hours are spent on the content.
 
     Raises:
         InputError: naming ``field``.
@@ -77,7 +77,7 @@ def expect_writable(path: str | None, field: str) -> None:
     if path is None or path == "-":
         return
     folder = Path(path).parent
-    # Unlike those of Path, these take what is no path for a path to nothing.
+    # Unlike those of Path, these functions take an invalid path for a path to nothing.
     if not os.path.isdir(folder):
         raise InputError(field, path, f"the folder {folder} does not exist", "Make it first, or write elsewhere.")
     if os.path.isdir(path):

@@ -1,9 +1,9 @@
-"""What came of fitting a step to a limit by measurement: the plan, its corrected problem, and what every try measured.
+"""Record of fitting a step to a limit by measurement: the plan, its corrected problem, and the measurements of tries.
 
-Where torch.compile's own partition was faster there is no plan, but the value of its knob.
+Where torch.compile's own partition is faster there is no plan, but the value of its knob.
 
-It is what is left of a fitted step without the model: written where it was fitted, read anywhere. The plan of a record
-is applied as any plan is.
+A record is a fitted step without the model: written where the step is fitted, read anywhere. The plan of a record is
+applied as any plan is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _Time = Annotated[float, Bounds(ge=0, le=1e18)]
 
 @dataclass(frozen=True)
 class TryRecord:
-    """One plan that was run.
+    """Record of one plan that was run.
 
     Attributes:
         planned_peak_bytes, planned_us: as the checker replays it.
-        used_bytes: what counts against the budget, as measured.
+        used_bytes: bytes that count against the budget, as measured.
         peak_bytes, step_us: measured.
-        corrected_bytes: held beside what was captured, in the problem that was planned.
+        corrected_bytes: that the planned problem holds in addition to what was captured.
         ran_out: the device ran out of memory: bytes are what the step takes at least.
     """
 
@@ -54,7 +54,7 @@ class TryRecord:
 
 @dataclass(frozen=True)
 class KnobTryRecord:
-    """torch.compile's own partition under one value of its knob.
+    """Record of torch.compile's own partition under one value of its knob.
 
     Attributes:
         knob: ``torch._functorch.config.activation_memory_budget``.
@@ -72,7 +72,7 @@ class KnobTryRecord:
 
 @dataclass(frozen=True)
 class PlainTryRecord:
-    """Plain PyTorch's step, in place of whatever was compiled: that differs from it.
+    """Record of plain PyTorch's step, taken where compiled steps compute something else.
 
     Attributes:
         used_bytes, peak_bytes, step_us: as of a plan that was run.
@@ -101,10 +101,10 @@ class _FitDocument:
 
 @dataclass(frozen=True, repr=False)
 class FitRecord:
-    """A fitted step on paper.
+    """Fitted step without its model.
 
     Attributes:
-        plan, problem: what the step runs, and the corrected problem that this is a plan for; None where the step is
+        plan, problem: the plan that the step runs, and the corrected problem that it is for; None where the step is
             torch.compile's own partition.
         tries: every plan that was run, in order.
         chosen: which of them the step is, if it is one.
@@ -125,7 +125,7 @@ class FitRecord:
 
     @property
     def measured(self) -> TryRecord | KnobTryRecord | PlainTryRecord:
-        """Of the step."""
+        """Record of the try that the step is."""
         if self.plain is not None:
             return self.plain
         if self.chosen_knob is not None:
@@ -135,11 +135,11 @@ class FitRecord:
 
     @property
     def knob(self) -> float | None:
-        """The ``activation_memory_budget`` that the step is compiled under; None where it runs a plan."""
+        """Value of ``activation_memory_budget`` that the step is compiled under; None where it runs a plan."""
         return None if self.chosen_knob is None else self.knob_tries[self.chosen_knob].knob
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file; ``loadmaster.load_fit(path)`` reads it back.
+        """Write the record to a file; ``loadmaster.load_fit(path)`` reads it back.
 
         Raises:
             InputError: the path cannot be written.
@@ -152,7 +152,7 @@ class FitRecord:
 
 
 def fit_words(chosen: TryRecord | KnobTryRecord | PlainTryRecord, tries: int) -> list[str]:
-    """A fitted step in a few words: what it was to keep, and what it measured."""
+    """Describe a fitted step in a few words: the budget, and the measurements."""
     plain = ["plain PyTorch"] if isinstance(chosen, PlainTryRecord) else []
     knob = [f"activation_memory_budget {chosen.knob:.3g}"] if isinstance(chosen, KnobTryRecord) else []
     return [
@@ -166,7 +166,7 @@ def fit_words(chosen: TryRecord | KnobTryRecord | PlainTryRecord, tries: int) ->
 
 
 def write_fit(record: FitRecord) -> dict[str, Any]:
-    """The document of a record."""
+    """Write the document of a fit record."""
     plan = None if record.plan is None else write_plan(record.plan)
     problem = None if record.problem is None else write_problem(record.problem)
     found = _FitDocument(
@@ -183,7 +183,7 @@ def write_fit(record: FitRecord) -> dict[str, Any]:
 
 
 def read_fit(document: Document) -> FitRecord:
-    """A record from its document.
+    """Read a fit record from its document.
 
     Raises:
         InputError: another schema, unknown fields, values out of range, or parts that do not belong together; names
@@ -219,10 +219,10 @@ def _expect_one_of(field: str, chosen: int | None, among: str, tries: Sequence[o
 
 
 def load_fit(path: str | PathLike[str]) -> FitRecord:
-    """The record that ``fitted.save(path)`` wrote.
+    """Read the record that ``fitted.save(path)`` wrote.
 
     Raises:
-        InputError: there is no such file, or it holds no record; names the field that is wrong.
+        InputError: there is no such file, or it does not hold a record; names the field that is wrong.
     """
     return read_fit(load_document(Path(path)))
 

@@ -1,6 +1,6 @@
-"""The hardware catalogue: what a plan's costs are estimated from where the device itself is not at hand.
+"""Catalogue of hardware, from which a plan's costs are estimated where the device itself is not present.
 
-Compute rates and memory bandwidths are the makers' dense peaks, host links and launch overheads what such machines
+Compute rates and memory bandwidths are the makers' dense peaks, host links and launch overheads are what such machines
 reach. Sources: NVIDIA data sheets (Tesla P100, V100, A100, H100, H200) and the Ada architecture paper (RTX 4090);
 H200 memory, host link and disk as measured on one (torch 2.11, PCIe 5 x16, pinned memory, 1 GiB copies).
 """
@@ -27,12 +27,12 @@ DType = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class HostLink:
-    """The link to host memory, and what it costs a compiled graph that a result leaves over it.
+    """Link to host memory, and the costs of a compiled graph from which a result is sent over it.
 
     Attributes:
         to_host_gbps, from_host_gbps: bandwidths, GB/s (1e9 bytes per second).
         capacity_bytes: room for offloaded tensors.
-        cut_us: what every result sent costs beside its copies.
+        cut_us: cost of every result sent, in addition to its copies.
         cut_gbps: of device memory, which moves :data:`MOVED_PER_BYTE` bytes more for each byte sent; None: it does not.
     """
 
@@ -45,32 +45,32 @@ class HostLink:
     cut_gbps: Gbps | None = None
 
     def cutting_us(self, size_bytes: int) -> float:
-        """What a result of that many bytes costs beside its copies: the compute takes so much longer."""
+        """Time by which sending a result of that many bytes lengthens the compute, in addition to its copies."""
         moved_us = 0.0 if self.cut_gbps is None else MOVED_PER_BYTE * size_bytes / (self.cut_gbps * 1e3)
         return self.cut_us + moved_us
 
     def to_host_us(self, size_bytes: int) -> float:
-        """Time to send that many bytes to the host."""
+        """Time to send that many bytes to the host, us."""
         return size_bytes / (self.to_host_gbps * 1e3)
 
     def from_host_us(self, size_bytes: int) -> float:
-        """Time to bring that many bytes back."""
+        """Time to bring that many bytes back, us."""
         return size_bytes / (self.from_host_gbps * 1e3)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device.
+    """Device of the catalogue.
 
     Attributes:
-        name: what a user writes ("a100-80gb").
+        name: as a user writes it ("a100-80gb").
         title: its full name; on GPUs, a part of the name that the driver reports.
         memory_bytes: device memory.
         dram_gbps: peak memory bandwidth, GB/s (1e9 bytes per second).
         tflops: peak dense rate of matrix products per number format, 1e12 FLOP/s. A format that is missing runs at
             the float32 rate.
         to_host_gbps, from_host_gbps: pinned copies over the host link, GB/s, one direction at a time.
-        launch_us: what a kernel costs beside its work.
+        launch_us: cost of a kernel in addition to its work.
         compute_share, dram_share: the parts of the peaks that large operators reach.
         measured: whether memory and host link were measured rather than taken from a data sheet.
     """
@@ -89,22 +89,22 @@ class Hardware:
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
-        """What PyTorch calls such devices."""
+        """PyTorch's name for such devices."""
         return "cpu" if self.name == "cpu" else "cuda"
 
     def tflops_for(self, dtype: DType) -> float:
-        """The rate that this format runs at."""
+        """Peak rate of matrix products in this format, 1e12 FLOP/s."""
         return self.tflops.get(dtype, self.tflops["float32"])
 
     def host_link(self, *, compiled: bool = False) -> HostLink:
-        """Its link, and what results that travel cost a step that is compiled."""
+        """Host link of the device; with the costs of cuts, if the step is compiled."""
         if not compiled:
             return HostLink(self.to_host_gbps, self.from_host_gbps)
         cut_gbps = self.dram_gbps * self.dram_share
         return HostLink(self.to_host_gbps, self.from_host_gbps, cut_us=CUTS * self.launch_us, cut_gbps=cut_gbps)
 
     def document(self) -> dict[str, object]:
-        """The entry as plain JSON values."""
+        """Write the entry as plain JSON values."""
         return asdict(self) | {"tflops": dict(self.tflops)}
 
 
@@ -182,15 +182,15 @@ _CATALOGUE = (
 
 
 def catalogue() -> tuple[Hardware, ...]:
-    """All entries, oldest GPU first, the CPU last."""
+    """List all entries of the catalogue, oldest GPU first, the CPU last."""
     return _CATALOGUE
 
 
 def hardware(name: str) -> Hardware:
-    """The entry of this name; capitals do not matter.
+    """Return the entry of this name; capitals do not matter.
 
     Raises:
-        InputError: there is none; the remedy lists the names.
+        InputError: there is no such entry; the remedy lists the names.
     """
     for entry in _CATALOGUE:
         if entry.name == name.lower():
@@ -200,6 +200,6 @@ def hardware(name: str) -> Hardware:
 
 
 def hardware_reported_as(device_name: str) -> Hardware | None:
-    """The entry whose title the driver's name of a GPU is or contains ("NVIDIA H200"), or None."""
+    """Return the entry whose title is in the driver's name of a GPU ("NVIDIA H200"), or None."""
     matching = [entry for entry in _CATALOGUE if entry.title in device_name]
     return max(matching, key=lambda entry: len(entry.title), default=None)

@@ -1,7 +1,7 @@
-"""JSON text that somebody else wrote, and the place in it that cannot be read.
+"""Parser of JSON text from outside, with errors that name the place that cannot be read.
 
-What is wrong may be no JSON at all, or JSON that means no data: numbers that no type holds, half of a surrogate pair,
-objects in objects without end.
+Wrong text may not be JSON at all, or JSON that cannot be data: numbers that no type holds, half of a surrogate pair,
+objects nested too deeply.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from loadmaster.errors import InputError
 from loadmaster.models.fields import LARGEST_INTEGER
 
-# Numbers that may be too large for 64 bits, in text that reads well: of those every one is looked at.
+# Numbers that may be too large for 64 bits, in text that reads well: where there is one, all numbers are checked.
 _LARGE = re.compile(r"(?<=[\[,:\s-])\d(?:\d{18}|[\d.]*[eE]\+?\d{3})")
 _LONGEST_INTEGER = len(str(LARGEST_INTEGER))
 
 
 def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> dict[str, Any]:
-    """A JSON object.
+    """Parse the text of a JSON object.
 
     Args:
-        refused: what to say of text that is no JSON object, given what was found and what is wrong with it.
+        refused: makes the error for text that is not a JSON object, given what was found and what is wrong with it.
 
     Raises:
-        InputError: it is none, or holds what is no data; then it names the field.
+        InputError: it is not a JSON object, or holds what cannot be data; then it names the field.
     """
     from pydantic_core import from_json
 
@@ -51,10 +51,10 @@ def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> 
 
 
 def dump_json(document: object) -> str:
-    """The JSON text of a document that came as Python objects.
+    """Write the JSON text of a document that came as Python objects.
 
     Raises:
-        InputError: it holds what JSON has no word for, or itself.
+        InputError: it holds what JSON cannot express, or itself.
     """
     try:
         return json.dumps(document)
@@ -68,11 +68,11 @@ def dump_json(document: object) -> str:
 
 
 class _NoData(str):
-    """A number as it is written, because no type holds it."""
+    """Text of a number that no type holds."""
 
 
 def _expect_data(text: str, refused: Callable[[object, str], InputError]) -> None:
-    """Refuse JSON that means no data, by field; text that is no JSON passes."""
+    """Refuse JSON that cannot be data, naming the field; text that is not JSON passes."""
     try:
         document = json.loads(text, parse_constant=_NoData, parse_int=_whole_number, parse_float=_fraction)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""What the house needs to know of a kind of problem: the form of one registration (see :mod:`loadmaster.models.kinds`).
+"""Registration of a kind of problem: all that the other floors need to know of it (see :mod:`loadmaster.models.kinds`).
 
-Functions and modules are named, ``"module:name"`` or ``"module"``, and imported when they are first needed: to list the
+Functions and modules are named, ``"module:name"`` or ``"module"``, and imported when they are first needed: listing the
 kinds, their flags and their methods loads none of them.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Problem(Protocol):
-    """What the typed problems of all kinds have: frozen dataclasses."""
+    """Interface of the typed problems of all kinds, which are frozen dataclasses."""
 
     @property
     def kind(self) -> str: ...
@@ -33,19 +33,19 @@ class Problem(Protocol):
 
     @property
     def unit(self) -> str:
-        """Of objectives."""
+        """Unit of the objectives of plans."""
 
     @property
     def sha256(self) -> str:
-        """Identity: neither the names nor the limit enter it."""
+        """Identity of the problem: neither the names nor the limit enter it."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """How large it is, by what it consists of, for a person who waits for its plan."""
+        """Counts of what the problem consists of, for a person who waits for its plan."""
 
 
 class Verdict(Protocol):
-    """What every kind's checker says: whether the plan holds, why not, and the objective of its own replay."""
+    """Verdict of every kind's checker: whether the plan holds, why not, and the objective of its own replay."""
 
     @property
     def ok(self) -> bool: ...
@@ -60,7 +60,7 @@ class Verdict(Protocol):
 
 
 class Documents(Protocol):
-    """How documents of one kind are read and written: what its module of documents offers."""
+    """Reader and writer of one kind's documents: the interface of its module of documents."""
 
     def read_problem(self, document: Document) -> Any: ...
 
@@ -73,21 +73,21 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Limit:
-    """What plans of a kind are made under: more of it never makes the best plan worse.
+    """Limit that plans of a kind are made under, such as a budget: more of it never makes the best plan worse.
 
     Attributes:
-        name, plural: what it is called: ``budget`` makes the flag ``--budget``, ``budgets`` the flag ``--budgets``.
+        name, plural: ``budget`` makes the flag ``--budget``, ``budgets`` the flag ``--budgets``.
         field: of problem documents (may be absent) and plan documents (never is): ``budget_bytes``.
         unit: ``bytes`` or ``messages``.
-        whole: (problem) -> what 100 % of it is; more is of no use.
+        whole: (problem) -> the limit that is 100 %; more is of no use.
         whole_words: the same in words: ``the peak with memory to spare``.
         points: (problem, count) -> ascending limits of a frontier where none are given.
-        with_bound: (plan, bound, problem) -> the plan with another proved bound, where more than its gap and status
-            follow from that.
-        extras: (problem, plans) -> what the kind adds to the page of a frontier
+        with_bound: (plan, bound, problem) -> the plan with another proved bound, for kinds in which more than gap and
+            status follows from the bound.
+        extras: (problem, plans) -> additions of the kind to the page of a frontier
             (:class:`loadmaster.api.report.extras.Extras`).
         restrictions: (problem) -> by name, the same problem with fewer choices, whose plans are plans of the whole one
-            too: what frontiers can be held against.
+            too: frontiers can be compared with theirs.
     """
 
     name: str
@@ -103,45 +103,45 @@ class Limit:
 
     @property
     def flag(self) -> str:
-        """On the command line."""
+        """Flag of the limit on the command line."""
         return f"--{self.name}"
 
     @property
     def values(self) -> str:
-        """How a limit is written."""
+        """Forms in which a limit is written, in words."""
         values = "5GiB, 800MB, bytes" if self.unit == "bytes" else f"a number of {self.unit}"
         return f"{values}, or 50% of {self.whole_words}"
 
     @property
     def help(self) -> str:
-        """The same for argparse, where a percent sign stands for something."""
+        """Forms in which a limit is written, for argparse, where a percent sign has to be doubled."""
         return self.values.replace("%", "%%")
 
     def stated(self, problem: Problem) -> int | None:
-        """The limit that a problem brings."""
+        """Return the limit that a problem states, if it states one."""
         found: int | None = getattr(problem, self.field)
         return found
 
     def of_plan(self, plan: Plan) -> int:
-        """The limit that a plan was made under."""
+        """Return the limit that a plan was made under."""
         found: int = getattr(plan, self.field)
         return found
 
     def set(self, what: T, value: int) -> T:
-        """The same problem or plan under another limit."""
+        """Return the same problem or plan under another limit."""
         return replace(what, **{self.field: value})  # type: ignore[type-var]
 
     def value(self, given: int | str, problem: Problem, field: str) -> int:
-        """A limit in its unit, from a number of it or from what people write: ``6GiB``, ``3``, or ``50%`` of the whole.
+        """Read a limit, a number of its unit or text that people write: ``6GiB``, ``3``, or ``50%`` of the whole.
 
         Raises:
-            InputError: naming ``field``: it is none of these, or not above 0.
+            InputError: naming ``field``: it is not a limit, or not above 0.
         """
         written = self.read(given, field)
         return int(written * resolve(self.whole)(problem)) if isinstance(written, float) else written
 
     def read(self, given: int | str, field: str) -> int | float:
-        """What was given, before there is a problem: a number of the unit, or a share as a fraction.
+        """Read a limit where there is no problem yet: as a number of the unit, or a share as a fraction.
 
         Raises:
             InputError: as :meth:`value`.
@@ -155,14 +155,14 @@ class Limit:
         return parse_bytes(given, field) if self.unit == "bytes" else parse_count(given, field, self.unit)
 
     def default_points(self, problem: Problem, count: int) -> Sequence[int]:
-        """``count`` limits that make a frontier."""
+        """Choose ``count`` limits that make a frontier."""
         found: Sequence[int] = resolve(self.points)(problem, count)
         return found
 
 
 @dataclass(frozen=True)
 class Number:
-    """A whole number of at least 1 that an export takes, as ``--name N`` or ``?name=N``.
+    """Parameter of an export, a whole number of at least 1, given as ``--name N`` or ``?name=N``.
 
     Attributes:
         most: the largest that can be of use: a larger one is refused before anything is written.
@@ -174,7 +174,7 @@ class Number:
     most: int
 
     def checked(self, given: int | None, field: str) -> int:
-        """The number given, or the default.
+        """Return the number given, after a check of its range, or the default.
 
         Raises:
             InputError: naming ``field``, when it is less than 1 or more than the most.
@@ -190,7 +190,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Export:
-    """One thing that a feasible plan can be written as, by ``show --name`` and ``/v1/plans/{id}/export/{name}``.
+    """Export of feasible plans as a file, by ``show --name`` and ``/v1/plans/{id}/export/{name}``.
 
     Attributes:
         media_type: of the file; of each file where there are several (HTTP then sends a ZIP archive of them).
@@ -210,29 +210,31 @@ class Export:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of problem. Those marked with a floor are references to what lies in the kind's room on that floor.
+    """Kind of problem, as it is registered.
+
+    Attributes marked with a floor are references to names in the kind's room on that floor.
 
     Attributes:
         documents: models: the module that reads and writes documents (see :class:`Documents`).
         validate: models: refuses (InputError) a typed problem that means nothing; what is read has passed it.
         check: models: (problem, plan) -> :class:`Verdict`, blind to how the plan was found.
         plan: planner: (problem, options, *, on_progress, cancelled) -> checked plan.
-        methods: what ``options.method`` may be, ``auto`` first.
-        limit: what its plans are made under, if anything.
-        statements: models: what the fields of its plans are (:class:`loadmaster.models.statements.Statements`); None:
-            all that its plans have beside what every plan has is left to ``check``.
+        methods: values of ``options.method``, ``auto`` first.
+        limit: that its plans are made under, if there is one.
+        statements: models: the roles of its plans' fields (:class:`loadmaster.models.statements.Statements`); None:
+            all fields of its plans beyond those that every plan has are left to ``check``.
         views: api: the module that shows plans in words (see :class:`loadmaster.api.report.views.Views`).
-        exports: what plans can be written as.
+        exports: files that plans can be written as.
         simulate: api: (problem, policies, limit, plan or None) -> :class:`loadmaster.api.report.simulation.Simulated`:
-            what policies without a plan come to; given only where there is a limit.
-        policies: what it may be asked for; ``plan`` among them follows a plan.
-        measurement: models: (document, plan) -> what the plan measured when it ran; views of the kind hold it as
+            results of policies without a plan; given only where there is a limit.
+        policies: that ``simulate`` may be asked for; ``plan`` among them follows a plan.
+        measurement: models: (document, plan) -> the measurement of a run of the plan; views of the kind hold it as
             ``measured``.
-        summary: models: (problem) -> :class:`loadmaster.models.summary.Summary`: what there is to say of a problem
-            beside its sizes and its limit.
+        summary: models: (problem) -> :class:`loadmaster.models.summary.Summary`: what the kind says of a problem in
+            addition to its sizes and its limit.
         new: api: the module that builds problems for ``new`` (see :class:`loadmaster.api.cli.build.New`).
         capture: executor: the command behind ``capture``: (arguments without the kind's name) -> exit status.
-        captured_by_default: what ``capture`` makes where no kind is named.
+        captured_by_default: whether ``capture`` makes this kind where none is named.
     """
 
     name: str
@@ -255,6 +257,6 @@ class Kind:
     measurement: str | None = None
 
     def read(self) -> Documents:
-        """The documents of the kind."""
+        """Import the kind's module of documents."""
         found: Documents = resolve(self.documents)
         return found

@@ -1,4 +1,4 @@
-"""The kinds of problem: the one place that lists them.
+"""Registry of the kinds of problem: the one place that lists them.
 
 A kind of this package is one more entry of :data:`KINDS`. A kind of another package is one entry point of the group
 ``loadmaster.kinds`` that names its :class:`~loadmaster.models.kind.Kind`. Either way command line, service, client and
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "loadmaster.kinds"
-# Each instance takes a channel of MSCCL's, and a threadblock of MSCCL++'s.
+# Each instance takes a channel of MSCCL, and a threadblock of MSCCL++.
 _MSCCL_INSTANCES = Number("instances", 1, "parallel copies of every transfer", most=32)
 _MSCCLPP_INSTANCES = replace(_MSCCL_INSTANCES, most=108)
 
@@ -232,10 +232,10 @@ KINDS: dict[str, Kind] = {
 
 @cache
 def installed_kinds() -> Mapping[str, Kind]:
-    """The kinds of other packages.
+    """Load the kinds of other packages.
 
     Raises:
-        InputError: a package registers what cannot be loaded, is no kind, or takes the name of one that is here.
+        InputError: a package registers what cannot be loaded, is not a kind, or has the name of a kind of this package.
     """
     found: dict[str, Kind] = {}
     for entry in entry_points(group=ENTRY_POINTS):
@@ -256,22 +256,22 @@ def installed_kinds() -> Mapping[str, Kind]:
 
 
 def all_kinds() -> Mapping[str, Kind]:
-    """Every kind there is, by name. Loads none of them."""
+    """List all kinds, by name, without loading their modules."""
     return {**KINDS, **installed_kinds()}
 
 
 def find_kind(name: object) -> Kind | None:
-    """The kind of that name, or None."""
+    """Find the kind of that name; None if there is none."""
     if not isinstance(name, str):
         return None
     return KINDS.get(name) or installed_kinds().get(name)
 
 
 def kind_named(name: object) -> Kind:
-    """The kind of that name.
+    """Return the kind of that name.
 
     Raises:
-        InputError: it is no kind's name.
+        InputError: there is no such kind.
     """
     found = find_kind(name)
     if found is None:
@@ -280,10 +280,10 @@ def kind_named(name: object) -> Kind:
 
 
 def limit_of(kind: object) -> Limit:
-    """The limit that plans of a kind are made under.
+    """Return the limit that plans of a kind are made under.
 
     Raises:
-        InputError: it is no kind's name, or a kind's without a limit.
+        InputError: there is no such kind, or it has no limit.
     """
     found = kind_named(kind)
     if found.limit is None:
@@ -292,7 +292,7 @@ def limit_of(kind: object) -> Limit:
 
 
 def read_problem(source: Document | str | Path | Problem) -> Problem:
-    """A typed problem from a document, a path, or a problem (returned as it is).
+    """Read a typed problem from a document, a path, or a problem (returned as it is).
 
     Raises:
         InputError: naming the field that is wrong.
@@ -305,21 +305,21 @@ def read_problem(source: Document | str | Path | Problem) -> Problem:
 
 
 def load_problem(path: str | PathLike[str]) -> Problem:
-    """The problem that ``problem.save(path)``, ``loadmaster new`` or ``loadmaster capture`` wrote to a file.
+    """Load the problem that ``problem.save(path)``, ``loadmaster new`` or ``loadmaster capture`` wrote to a file.
 
     Raises:
-        InputError: there is no such file, or it holds no problem; names the field that is wrong.
+        InputError: there is no such file, or it does not hold a problem; names the field that is wrong.
     """
     return read_problem(Path(path))
 
 
 def write_problem(problem: Problem) -> dict[str, Any]:
-    """The document of a typed problem."""
+    """Write the document of a typed problem."""
     return kind_named(problem.kind).read().write_problem(problem)
 
 
 def read_plan(source: Document | str | Path | Plan) -> Plan:
-    """A typed plan from a document, a path, or a plan (returned as it is).
+    """Read a typed plan from a document, a path, or a plan (returned as it is).
 
     Raises:
         InputError: naming the field that is wrong.
@@ -332,21 +332,21 @@ def read_plan(source: Document | str | Path | Plan) -> Plan:
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
-    """The plan that ``plan.save(path)``, ``loadmaster plan`` or ``loadmaster fit`` wrote to a file.
+    """Load the plan that ``plan.save(path)``, ``loadmaster plan`` or ``loadmaster fit`` wrote to a file.
 
     Raises:
-        InputError: there is no such file, or it holds no plan; names the field that is wrong.
+        InputError: there is no such file, or it does not hold a plan; names the field that is wrong.
     """
     return read_plan(Path(path))
 
 
 def write_plan(plan: Plan) -> dict[str, Any]:
-    """The document of a typed plan."""
+    """Write the document of a typed plan."""
     return kind_named(plan.kind).read().write_plan(plan)
 
 
 def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
-    """What a plan measured when it ran, from a document, a path, or a measurement at hand (read as its document is).
+    """Read the measurement of a plan's run from a document, a path, or a measurement (read as its document is).
 
     Raises:
         InputError: the plan's kind has no measurements, or it is of another plan; else names the field that is wrong.

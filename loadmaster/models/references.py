@@ -1,4 +1,4 @@
-"""References to what lies in other rooms and on other floors: ``"module:name"``, imported when it is first needed."""
+"""References to names in other rooms and on other floors: ``"module:name"``, imported when first needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def resolve(reference: str) -> Any:
-    """What ``"module:name"`` names, or the module itself where there is no name."""
+    """Import what ``"module:name"`` names, or the module itself where there is no name."""
     module, _, name = reference.partition(":")
     found = import_module(module)
     return getattr(found, name) if name else found

@@ -1,4 +1,4 @@
-"""What several kinds register alike (see :mod:`loadmaster.models.kinds`): exports, and a budget in bytes."""
+"""Registrations that several kinds share (see :mod:`loadmaster.models.kinds`): exports, and a budget in bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadmaster.models.kind import Export, Limit
 
 
 def page(kind: str) -> Export:
-    """The report that every kind has."""
+    """Export of the HTML report, which every kind has."""
     return Export(
         name="html",
         help="a report that opens offline",
@@ -19,7 +19,7 @@ def page(kind: str) -> Export:
 
 
 def picture(kind: str, of: str) -> Export:
-    """The picture that every kind has, of something else."""
+    """Export of a PNG picture, which every kind has; ``of`` says what it shows."""
     return Export(
         name="png",
         help=of,
@@ -30,7 +30,7 @@ def picture(kind: str, of: str) -> Export:
 
 
 def trace(kind: str) -> Export:
-    """Who does what when."""
+    """Export of a Chrome trace: who does what when."""
     return Export(
         name="trace",
         help="a Chrome trace",
@@ -42,7 +42,7 @@ def trace(kind: str) -> Export:
 
 
 def table(kind: str, of: str) -> Export:
-    """Rows for other programs."""
+    """Export of a CSV table; ``of`` says what it holds."""
     return Export(
         name="csv",
         help=of,
@@ -53,7 +53,7 @@ def table(kind: str, of: str) -> Export:
 
 
 def program(kind: str) -> Export:
-    """What the planner of the kind asks of a solver."""
+    """Export of the integer program that the kind's planner gives a solver, as MPS."""
     return Export(
         name="mps",
         help="the program behind it, for other solvers",
@@ -64,5 +64,5 @@ def program(kind: str) -> Export:
 
 
 def budget(**of_the_kind: Any) -> Limit:
-    """A limit in bytes; what it is of, the kind says."""
+    """Make a limit in bytes; the kind gives its other fields."""
     return Limit(name="budget", plural="budgets", field="budget_bytes", unit="bytes", **of_the_kind)

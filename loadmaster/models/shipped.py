@@ -1,4 +1,4 @@
-"""Documents that come with the package: published profiles and sketches, in the ``data`` folder of their room."""
+"""Shipped documents of the package: published profiles and sketches, in the ``data`` folder of their room."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from loadmaster.models.documents import Document
 
 @dataclass(frozen=True)
 class Shipped:
-    """One folder.
+    """Folder of shipped documents.
 
     Attributes:
-        room: the package whose ``data`` holds it.
+        room: package whose ``data`` holds it.
         folder: its name there.
-        field, noun: of refusals: where a user names one, and what it is called.
+        field, noun: for errors: the field in which a user names a document, and the word for it.
     """
 
     room: str
@@ -32,16 +32,16 @@ class Shipped:
         return files(self.room) / "data" / self.folder
 
     def names(self) -> list[str]:
-        """Without their endings, ascending."""
+        """Names of the documents, without their endings, ascending."""
         return sorted(
             entry.name.removesuffix(".json") for entry in self._path.iterdir() if entry.name.endswith(".json")
         )
 
     def read(self, name: str) -> Document:
-        """One of them, as published.
+        """Read a document by its name, as published.
 
         Raises:
-            InputError: there is none of this name.
+            InputError: there is no document of this name.
         """
         names = self.names()
         if name not in names:

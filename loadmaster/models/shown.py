@@ -1,6 +1,6 @@
-"""What problems and plans of every kind can do for the person who holds them: save and show themselves.
+"""Bases of the problems and plans of every kind, which save and show themselves.
 
-Kinds, words and pictures lie in other rooms and on the floor above; they are named here and imported when asked for.
+Kinds, words and pictures are in other rooms and on the floor above; they are named here and imported when asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _planned: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class ShownProblem:
-    """Base of the problems of every kind. (Those of other packages may do without.)"""
+    """Base of the problems of every kind. (Problems of other packages may do without it.)"""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the problem to a file; ``loadmaster.load_problem(path)`` reads it back.
@@ -34,7 +34,7 @@ class ShownProblem:
         save_document(path, resolve(f"{_KINDS}:write_problem")(self))
 
     def summary(self) -> Any:
-        """How large it is and how much it needs: ``print`` it, or take its ``figures``
+        """Summarize the problem's size and needs: ``print`` the result, or take its ``figures``
         (:class:`loadmaster.models.summary.Summary`)."""
         return resolve("loadmaster.models.summary:summarize")(self)
 
@@ -48,7 +48,7 @@ class ShownProblem:
 
 
 class ShownPlan:
-    """Base of the plans of every kind."""
+    """Base of the plans of every kind, which saves and shows them."""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to a file; ``loadmaster.load_plan(path)`` reads it back.
@@ -59,7 +59,7 @@ class ShownPlan:
         save_document(path, resolve(f"{_KINDS}:write_plan")(self))
 
     def summary(self) -> str:
-        """What ``loadmaster show`` prints: the answer, its proof and what it costs."""
+        """Summarize the plan as ``loadmaster show`` prints it: the answer, its proof and its cost."""
         plan = cast(Any, self)
         return cast(str, resolve(resolve(f"{_KINDS}:kind_named")(plan.kind).views).summary(plan))
 
@@ -75,23 +75,23 @@ class ShownPlan:
         return one_line(self, plan.name, [*parts, *_limit_words(plan)])
 
     def _repr_html_(self) -> str:
-        """The plan as a table, with its picture where its problem was planned here and is still held."""
+        """Show the plan as a table in a notebook, with its picture if its problem was planned here and still exists."""
         problem = remembered(cast(Any, self).problem_sha256)
         return cast(str, resolve("loadmaster.api.report.notebook:plan_html")(self, problem))
 
 
 def remember(problem: Any) -> None:
-    """That a problem is planned: as long as somebody holds it, its plans know what they are of."""
+    """Remember a problem that is planned, so that its plans can find it as long as somebody holds it."""
     _planned[problem.sha256] = problem
 
 
 def remembered(problem_sha256: str) -> Any:
-    """The problem of that identity, if it was planned here and is still held; else None."""
+    """Return the problem of that identity, if it was planned here and is still held; else None."""
     return _planned.get(problem_sha256)
 
 
 def save_document(path: str | PathLike[str], document: dict[str, Any]) -> None:
-    """One line of JSON, whole or not at all.
+    """Write a document to a file as one line of JSON, whole or not at all.
 
     Raises:
         InputError: the path cannot be written.
@@ -100,13 +100,13 @@ def save_document(path: str | PathLike[str], document: dict[str, Any]) -> None:
 
 
 def one_line(what: object, name: str, parts: Sequence[str]) -> str:
-    """``<MemoryPlan net: optimal, gap 0.41 %>``."""
+    """Write the ``repr`` of a problem or plan: ``<MemoryPlan net: optimal, gap 0.41 %>``."""
     short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
     return f"<{type(what).__name__} {short}: {', '.join(parts)}>"
 
 
 def _limit_words(what: Any) -> list[str]:
-    """The limit of a problem that states one, or of a plan."""
+    """Words for the limit of a problem or plan; empty where it has none."""
     kind = resolve(f"{_KINDS}:find_kind")(what.kind)
     limit = None if kind is None else kind.limit
     value = None if limit is None else getattr(what, limit.field)

@@ -1,12 +1,13 @@
-"""What a plan states, held against what follows from its problem and its decisions.
+"""Statements of a plan, compared with what follows from its problem and its decisions.
 
-Every field of a plan document is one of three things: a decision, which the kind's checker replays; what follows from
-the decisions, which is recomputed and compared; or what nobody can recompute (how long the search took), which is taken
-on trust, and said to be. A kind declares its decisions and what it takes on trust (:class:`Statements`). All other
-fields are compared, also those that somebody adds later: one that nothing recomputes is refused.
+Every field of a plan document is one of three things: a decision, which the kind's checker replays; a consequence of
+the decisions, which is recomputed and compared; or a statement that nobody can recompute (the time of the search),
+which is taken on trust, and reported so. A kind declares its decisions and what it takes on trust
+(:class:`Statements`). All other fields are compared, also those that somebody adds later: one that nothing recomputes
+is refused.
 
-A bound is recomputed where the kind knows one as good without a search. Elsewhere it is taken on trust, as far as
-nothing contradicts it.
+A bound is recomputed where the kind knows an equally good one without a search. Elsewhere it is taken on trust, as far
+as nothing contradicts it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 from loadmaster.models.envelope import STOPPED_BY, Plan
 from loadmaster.solvers.solution import relative_gap
 
-# The same sums in another order agree to so many digits, of themselves and of the objective that they are parts of;
-# ratios of them to so much.
+# Tolerances: sums in another order agree to so many digits of themselves, and of the objective that they are parts of;
+# ratios of sums to so much.
 CLOSE = 1e-9
 _OF_OBJECTIVE = 1e-13
 _OF_ONE = 1e-14
@@ -30,7 +31,7 @@ _BOUND_DIGITS = 1e-6
 
 _LONGEST_SHOWN = 200
 
-# Of every plan: how it was found and what it is called. The bound is there too, unless it is recomputed.
+# Statements of every plan: its search, its name, and its bound, unless that is recomputed.
 TRUSTED = frozenset(
     {
         "name",
@@ -46,17 +47,17 @@ TRUSTED = frozenset(
 
 
 class Share(float):
-    """A recomputed ratio, of differences that may cancel: its own digits say little where it is about 0."""
+    """Recomputed ratio of differences that may cancel: its own digits say little where it is about 0."""
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What follows from a problem and a plan's decisions.
+    """Consequences of a problem and a plan's decisions.
 
     Attributes:
-        fields: of the plan document, typed or as mappings; what is not there cannot be recomputed.
-        least: no plan's objective is below this; None: the kind knows nothing without a search.
-        wrong: what contradicts the rest in another way, in words.
+        fields: of the plan document, typed or as mappings; missing ones cannot be recomputed.
+        least: lower bound of all plans' objective; None: the kind knows none without a search.
+        wrong: contradictions of another kind, in words.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -66,13 +67,13 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class Statements:
-    """What the fields of a kind's plans are. Paths are written ``algorithms[].sends``; one stands for all below it.
+    """Roles of the fields of a kind's plans. Paths are written ``algorithms[].sends``; one stands for all below it.
 
     Attributes:
-        decisions: what the checker replays. The kind's limit is one of them.
-        trusted: what is taken on trust where it is not recomputed, beside :data:`TRUSTED`.
-        recompute: (problem, plan, verdict of the replay; None of an infeasible plan) -> what follows, without what
-            every plan has.
+        decisions: fields that the checker replays. The kind's limit is one of them.
+        trusted: fields taken on trust where they are not recomputed, in addition to :data:`TRUSTED`.
+        recompute: (problem, plan, verdict of the replay, None for an infeasible plan) -> what follows, without the
+            fields that every plan has.
     """
 
     decisions: frozenset[str]
@@ -82,11 +83,11 @@ class Statements:
 
 @dataclass(frozen=True)
 class Held:
-    """A plan's statements, compared.
+    """Result of comparing a plan's statements.
 
     Attributes:
-        wrong: each that is false, with what is right.
-        trusted: the paths of those that were taken on trust.
+        wrong: each false statement, with what is right.
+        trusted: paths of the statements that are taken on trust.
         least: as in :class:`Recomputed`.
     """
 
@@ -96,16 +97,16 @@ class Held:
 
 
 def unexplained(fields: Mapping[str, Any]) -> Recomputed:
-    """Of an infeasible plan that does not say why."""
+    """Refuse an infeasible plan that does not say why."""
     return Recomputed(fields, wrong=("infeasibility: the plan says nothing of why there is none",))
 
 
 def recomputed(of: Statements, limit: str | None, problem: Any, plan: Plan, verdict: Any) -> Recomputed:
-    """All that follows of a plan, what every plan has among it.
+    """Recompute all that follows from a plan's decisions, with the fields that every plan has.
 
     Args:
-        limit: the field of the limit that the kind's plans are made under.
-        verdict: of the replay; None of an infeasible plan.
+        limit: field of the limit that the kind's plans are made under.
+        verdict: of the replay; None for an infeasible plan.
     """
     own = of.recompute(problem, plan, verdict)
     found: dict[str, Any] = {"kind": problem.kind, "problem_sha256": problem.sha256, "unit": problem.unit}
@@ -122,7 +123,7 @@ def recomputed(of: Statements, limit: str | None, problem: Any, plan: Plan, verd
 
 
 def status(plan: Plan, gap: float | None) -> str:
-    """What a feasible plan's status is: ``optimal`` where its gap is within what was asked for."""
+    """Status of a feasible plan: ``optimal`` where its gap is within the gap asked for, else ``feasible``."""
     asked = plan.options.get("gap", 0.0)
     if gap is None or not isinstance(asked, int | float):
         return "feasible"
@@ -132,7 +133,7 @@ def status(plan: Plan, gap: float | None) -> str:
 
 
 def compared(of: Statements, limit: str | None, problem: Any, plan: Plan, verdict: Any) -> Held:
-    """Compare all that a plan states. Arguments as of :func:`recomputed`."""
+    """Compare all that a plan states. Arguments as for :func:`recomputed`."""
     known = recomputed(of, limit, problem, plan, verdict)
     decisions = {limit} if verdict is None else of.decisions | {limit}
     objective = 0.0 if verdict is None else abs(verdict.objective)
@@ -149,7 +150,7 @@ def compared(of: Statements, limit: str | None, problem: Any, plan: Plan, verdic
 
 
 def _contradictions(bound: float, objective: float) -> list[str]:
-    """What is wrong with a bound that nobody recomputes."""
+    """List the faults of a bound that nobody recomputes: not finite, negative, or above the plan's objective."""
     if not math.isfinite(bound) or bound < 0:
         return [f"bound: the plan says {bound}, which is no bound of an objective"]
     if bound > objective * (1 + _BOUND_DIGITS):
@@ -158,7 +159,7 @@ def _contradictions(bound: float, objective: float) -> list[str]:
 
 
 class _Absent:
-    """Stands where nothing is recomputed."""
+    """Placeholder for a field that is not recomputed."""
 
 
 class _Comparison:
@@ -204,7 +205,7 @@ class _Comparison:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """What a value consists of, by what is added to its path; None: it is a leaf."""
+    """Parts of a value, by their additions to its path; None for a leaf."""
     if is_dataclass(value):
         return {f".{f.name}": getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):

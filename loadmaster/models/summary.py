@@ -1,4 +1,4 @@
-"""A problem summed up: how large it is and how much it needs, for people and as figures."""
+"""Summary of a problem: its size and its needs, for people and as figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadmaster.models.units import show_limit
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``print(problem.summary())`` says.
+    """Text of ``print(problem.summary())``, with the same as figures.
 
     Attributes:
         title: of the problem.
@@ -39,7 +39,7 @@ class Summary:
 
 
 def summarize(problem: Problem) -> Summary:
-    """What it consists of, what its kind says of it, and the limit that it states."""
+    """Summarize a problem: its sizes, what its kind says of it, and the limit that it states."""
     kind = kind_named(problem.kind)
     rows = [("sizes", ", ".join(f"{what} {count}" for what, count in problem.sizes.items()))]
     figures: dict[str, Any] = dict(problem.sizes)

@@ -1,4 +1,4 @@
-"""What synthetic problems of several kinds are made from: a decoder's forward operators, and times by roofline.
+"""Parts of synthetic problems of several kinds: a decoder's forward operators, and times by roofline.
 
 A roofline is rough on purpose: launch + max(operations / rate, bytes moved / bandwidth).
 """
@@ -14,12 +14,12 @@ from loadmaster.models.hardware import Hardware
 
 @dataclass(frozen=True)
 class Roofline:
-    """Times on one device, in bf16."""
+    """Roofline model of kernels' times on one device, in bf16."""
 
     device: Hardware
 
     def time_us(self, operations: float, moved_bytes: float, times: float = 1) -> float:
-        """Of a kernel that does so much, or ``times`` that."""
+        """Time of a kernel that does so much, or ``times`` that, us."""
         device = self.device
         rate = device.tflops_for("bfloat16") * device.compute_share * 1e6  # operations per microsecond
         bandwidth = device.dram_gbps * device.dram_share * 1e3  # bytes per microsecond
@@ -28,11 +28,11 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward operator of a decoder.
+    """Forward operator of a decoder.
 
     Attributes:
         inputs: the operators whose results it reads.
-        saves: those whose results its backward reads; may be its own.
+        saves: operators whose results its backward pass reads; itself may be among them.
         operations: multiplications and additions.
         moved_bytes: of activations, read and written.
         weight: the name of its parameter, if it has one.
@@ -52,7 +52,7 @@ class Forward:
 
 
 def decoder(layers: int, hidden: int, sequence: int, batch: int, vocabulary: int = 50304) -> list[Forward]:
-    """A decoder-only transformer in bf16 with fused attention, whose vocabulary is also its embedding.
+    """List the forward operators of a decoder-only transformer in bf16: fused attention, tied embedding.
 
     Raises:
         InputError: a number is out of range; names the flag.

@@ -1,7 +1,7 @@
 """Events of a Chrome trace, for https://ui.perfetto.dev or chrome://tracing: slices on tracks, and counters.
 
 Format: Trace Event Format, JSON object form; ``ts`` and ``dur`` are microseconds. Slices are complete events
-(``ph: X``), what changes over time is a counter (``ph: C``).
+(``ph: X``), values over time are counters (``ph: C``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TraceEvent = dict[str, Any]
 
 
 def process(number: int, name: str, tracks: dict[int, str]) -> list[TraceEvent]:
-    """The names of a process and of its tracks."""
+    """Make the events that name a process and its tracks."""
     events: list[TraceEvent] = [{"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}]
     for track, title in tracks.items():
         events.append({"ph": "M", "name": "thread_name", "pid": number, "tid": track, "args": {"name": title}})
@@ -22,7 +22,7 @@ def process(number: int, name: str, tracks: dict[int, str]) -> list[TraceEvent]:
 def run(
     number: int, track: int, name: str, category: str, start_us: float, duration_us: float, **details: object
 ) -> TraceEvent:
-    """Something that ran on a track."""
+    """Make the slice of something that ran on a track."""
     return {
         "ph": "X",
         "name": name,
@@ -36,5 +36,5 @@ def run(
 
 
 def level(number: int, name: str, at_us: float, **values: int) -> TraceEvent:
-    """A counter's values from a moment on."""
+    """Make the event of a counter's values from a moment on."""
     return {"ph": "C", "name": name, "pid": number, "ts": at_us, "args": values}

@@ -1,7 +1,7 @@
-"""Human units: strict to read, short to write.
+"""Units that people read and write: parsed strictly, written short.
 
 Documents hold bytes as integers and times as microseconds. People may write ``5GiB``, ``800MB`` and ``50%`` wherever a
-limit is given, on the command line, in Python and over HTTP; what a share is taken of, the kind says
+limit is given, on the command line, in Python and over HTTP; the kind says what a share is taken of
 (:class:`loadmaster.models.kind.Limit`).
 """
 
@@ -31,7 +31,7 @@ _REMEDY = "Give bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB,
 
 
 def parse_bytes(text: str, field: str) -> int:
-    """``5GiB`` as bytes. A bare number is bytes; the letter case of a unit counts.
+    """Parse a size: ``5GiB`` as bytes. A bare number is bytes; the letter case of a unit counts.
 
     Raises:
         InputError: naming ``field``, when there is no such unit, or the size is zero or below one byte.
@@ -53,10 +53,10 @@ def parse_bytes(text: str, field: str) -> int:
 
 
 def bytes_of(given: int | str, field: str) -> int:
-    """A size as bytes: a number of them, or as people write it. There is nothing here to take a share of.
+    """Return a size in bytes, given as a number or as people write it; shares are refused.
 
     Raises:
-        InputError: naming ``field``: it is no size, or negative.
+        InputError: naming ``field``: it is not a size, or negative.
     """
     if isinstance(given, str):
         if "%" in given:
@@ -70,13 +70,13 @@ def bytes_of(given: int | str, field: str) -> int:
 
 
 def parse_share(text: str, field: str, of: str) -> float:
-    """``50%`` as 0.5.
+    """Parse a percentage: ``50%`` as 0.5.
 
     Args:
-        of: what it is a share of, in words.
+        of: the whole of the share, in words.
 
     Raises:
-        InputError: naming ``field``: it is no percentage, or of no use.
+        InputError: naming ``field``: it is not a percentage, or not above 0 and up to 100 %.
     """
     share = _percentage(text, field, "50%")
     if not 0 < share <= 100:
@@ -85,7 +85,7 @@ def parse_share(text: str, field: str, of: str) -> float:
 
 
 def parse_fraction(text: str, field: str) -> float:
-    """``1%`` and ``0.01``, from none to all.
+    """Parse a fraction from 0 to 1: ``1%`` or ``0.01``.
 
     Raises:
         InputError: naming ``field``: it is neither, or more than all.
@@ -109,10 +109,10 @@ def _percentage(text: str, field: str, example: str) -> float:
 
 
 def parse_count(text: str, field: str, unit: str) -> int:
-    """A whole number of a unit that has no multiples of its own.
+    """Parse a whole number of a unit that has no multiples of its own.
 
     Raises:
-        InputError: naming ``field``: it is none.
+        InputError: naming ``field``: it is not a whole number.
     """
     if not (text.strip().isascii() and text.strip().isdecimal()) or len(text) > _LONGEST_COUNT:
         raise InputError(field, text, f"is no number of {unit}", "Give a whole number, or a percentage, as in 50%.")
@@ -120,17 +120,17 @@ def parse_count(text: str, field: str, unit: str) -> int:
 
 
 def show_limit(value: int, unit: str) -> str:
-    """A limit in its unit."""
+    """Write a limit in its unit: bytes in binary units, others as they are."""
     return show_bytes(value) if unit == "bytes" else f"{value} {unit}"
 
 
 def limit_scale(largest: float, unit: str) -> tuple[float, str]:
-    """As :func:`byte_scale`, for a limit of any unit."""
+    """Scale and unit of an axis of limits, in any unit; see :func:`byte_scale`."""
     return byte_scale(largest) if unit == "bytes" else (1.0, unit)
 
 
 def show_bytes(size_bytes: float) -> str:
-    """Binary units with three significant digits: ``4.98 GiB``, ``312 MiB``, ``17 B``."""
+    """Write a size in binary units with three significant digits: ``4.98 GiB``, ``312 MiB``, ``17 B``."""
     sign = "-" if size_bytes < 0 else ""
     size = abs(float(size_bytes))
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -141,7 +141,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def show_at_least(size_bytes: int) -> str:
-    """As :func:`show_bytes`, never less than the size: a least budget that is given back as it is shown suffices."""
+    """Write a size as :func:`show_bytes`, rounded up: a least budget that is given back as it is shown suffices."""
     unit_bytes = 1
     while size_bytes >= 1024 * unit_bytes and unit_bytes < 1024**4:
         unit_bytes *= 1024
@@ -152,7 +152,7 @@ def show_at_least(size_bytes: int) -> str:
 
 
 def byte_scale(largest_bytes: float) -> tuple[float, str]:
-    """Bytes per unit, and the unit, in which an axis up to that size reads well."""
+    """Choose the unit in which an axis up to that size reads well: (bytes per unit, unit)."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if largest_bytes >= 1024.0**power:
             return 1024.0**power, unit
@@ -160,7 +160,7 @@ def byte_scale(largest_bytes: float) -> tuple[float, str]:
 
 
 def show_cost(value: float, unit: str) -> str:
-    """A cost in its unit: microseconds, microjoules and bytes in the fitting multiple, anything else as it is."""
+    """Write a cost in its unit: microseconds, microjoules and bytes in a fitting multiple, others as they are."""
     if unit == "bytes":
         return show_bytes(round(value))
     base = {"us": "s", "uj": "J"}.get(unit)
@@ -174,11 +174,11 @@ def show_cost(value: float, unit: str) -> str:
 
 
 def show_share(value: float | None) -> str:
-    """A ratio as a percentage, or ``unknown``."""
+    """Write a ratio as a percentage, None as ``unknown``."""
     return "unknown" if value is None else f"{100 * value:.2f} %"
 
 
 def _digits(value: float, significant: int) -> str:
-    """A number with that many significant digits, more before the point if it has them, never an exponent."""
+    """Write a number with that many significant digits, more before the point if it has them, never an exponent."""
     whole = len(str(int(abs(value))))
     return f"{value:.{max(0, significant - whole)}f}"

@@ -105,7 +105,7 @@ def frontier(
 
 
 def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
-    """The options as they stand for this problem: with its own limit where they give none, under its own name.
+    """Return the options as they stand for a problem: with its own limit where they give none, under its own name.
 
     Raises:
         InputError: a method of another kind, a limit for a kind that has none, none for a kind that has one, or more
@@ -145,7 +145,7 @@ def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
 
 
 def cache_key(problem: Problem, options: PlanOptions) -> str:
-    """Equal for requests that have the same answers: problem, limit, options and version of Loadmaster."""
+    """Hash that is equal for requests with the same answer: problem, limit, options and version of Loadmaster."""
     asked = settled(problem, options).to_document()
     return sha256({"problem": problem.sha256, "options": asked, "version": loadmaster.__version__})
 
@@ -154,7 +154,7 @@ def cache_key(problem: Problem, options: PlanOptions) -> str:
 def _told(
     problem: Problem, progress: bool | None, on_progress: Callable[[PlanProgress], None] | None
 ) -> Iterator[Callable[[PlanProgress], None] | None]:
-    """Where reports go: to the caller, to a line on standard error, to both, or nowhere."""
+    """Route progress reports: to the caller, to a line on standard error, to both, or nowhere."""
     if progress is None and on_progress is not None:
         progress = False
     with live_line.line(progress) as line:
@@ -173,7 +173,7 @@ def _planned(
     on_progress: Callable[[PlanProgress], None] | None,
     cancelled: Callable[[], bool] | None,
 ) -> Plan:
-    """A problem that was found good, planned by its kind's planner."""
+    """Plan a validated problem by the planner of its kind."""
     plan_kind = resolve(kind_named(problem.kind).plan)
     remember(problem)
     captured_with = getattr(problem, "captured_with", None)
@@ -186,7 +186,7 @@ def _planned(
 def _with_origin(
     on_progress: Callable[[PlanProgress], None], captured_with: Mapping[str, str]
 ) -> Callable[[PlanProgress], None]:
-    """Reports whose plans say what their problem was captured with."""
+    """Wrap a callback so that the plans of its reports state what their problem was captured with."""
     known: list[tuple[Callable[[], AnyPlan], Callable[[], AnyPlan]]] = []
 
     def report(progress: PlanProgress) -> None:

@@ -24,7 +24,7 @@ GOING_ON = "nothing"  # what has stopped a search that goes on
 
 @dataclass
 class Effort:
-    """One planning run.
+    """Time, options and costs of one planning run.
 
     Attributes:
         seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
@@ -69,13 +69,13 @@ class Effort:
         return self.cpu_seconds + time.process_time() - self._processor_began
 
     def cancelled(self) -> bool:
-        """Whether the caller wants no more."""
+        """Return whether the caller cancelled the run."""
         if is_cancelled() or (self.asked_to_stop is not None and self.asked_to_stop()):
             self.was_cancelled = True
         return self.was_cancelled
 
     def over(self) -> bool:
-        """Whether to stop: out of time, or cancelled."""
+        """Return whether to stop: out of time, or cancelled."""
         return self.cancelled() or self.left_s <= 0
 
     def say(self, phase: str, message: str, objective: float | None = None, bound: float | None = None) -> None:
@@ -85,7 +85,7 @@ class Effort:
             self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap, self.plan))
 
     def hold(self, make: Callable[[], Plan]) -> None:
-        """A better plan is in hand: reports from now on carry ``make``.
+        """Take note of a better plan: reports from now on carry ``make``.
 
         Args:
             make: builds that plan, or a better one that was found since, with :data:`GOING_ON` for what stopped it. It
@@ -94,7 +94,7 @@ class Effort:
         self.plan = make
 
     def count(self, solution: Solution) -> None:
-        """Take the cost of a solve into the account."""
+        """Add the cost of a solve to the run's account."""
         self.cpu_seconds += solution.cpu_seconds
         self.nodes += solution.nodes
         self.solves += 1
@@ -109,18 +109,18 @@ class Effort:
         limit_s: float | None = None,
         cutoff: float | None = None,
     ) -> Solution:
-        """One solve within what is left of the effort, on the clock and in the account.
+        """Solve a program within what is left of the effort, on the clock and in the account.
 
         Args:
             on_progress: called whenever the solver reports.
             gap: at which it may stop.
             limit_s: wall seconds, where that is less than what is left.
-            cutoff: only what costs no more is of interest; "infeasible" then means that there is nothing of the kind.
+            cutoff: only what costs no more is of interest; "infeasible" then means that nothing does.
         """
         try:
             return self._solved(program, on_progress, gap, limit_s, cutoff)
         except SolverKilledError as error:
-            # Once a run: where memory is short, the next one would be killed, too.
+            # Only once in a run: where memory is short, the next one would be killed, too.
             if self.killed or self.left_s < LEAST_SECONDS:
                 raise
             logger.warning("%s It is started once more.", error)
@@ -151,7 +151,7 @@ class Effort:
 
     @contextlib.contextmanager
     def keep_plan_on_crash(self, has_plan: Callable[[], bool]) -> Iterator[None]:
-        """Where a solver fails while a plan is in hand, the block ends and the run goes on with that plan."""
+        """Run a block; if a solver fails in it while a plan is in hand, the block ends and the run keeps that plan."""
         try:
             yield
         except SolverError as error:
@@ -161,8 +161,8 @@ class Effort:
             self.crashed = True
 
     def stopped_by(self, *, proved: bool, least_s: float = 0.0) -> str:
-        """Why an answer is no better: gap, cancel, crash, time (it cut a part short, or no more than ``least_s`` is
-        left), or method."""
+        """Return why an answer is not better: gap, cancel, crash, method, or time (the clock cut a part short, or at
+        most ``least_s`` is left)."""
         if proved:
             return "gap"
         if self.was_cancelled:
@@ -172,7 +172,7 @@ class Effort:
         return "time" if self.cut_short or self.left_s <= least_s else "method"
 
     def solver_facts(self) -> dict[str, Any]:
-        """What a plan records of its solves."""
+        """Collect what a plan records of its solves."""
         name, version = self.solver
         return {
             "name": name,
@@ -183,13 +183,13 @@ class Effort:
         }
 
     def on_clock(self, what: str) -> Stopwatch:
-        """Adds the wall seconds of a ``with`` block to ``seconds[what]``."""
+        """Add the wall seconds of a ``with`` block to ``seconds[what]``."""
         return Stopwatch(self.seconds, what)
 
 
 @dataclass
 class Stopwatch:
-    """See :meth:`Effort.on_clock`."""
+    """Context manager of :meth:`Effort.on_clock`."""
 
     seconds: dict[str, float]
     what: str

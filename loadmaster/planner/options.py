@@ -1,4 +1,4 @@
-"""What a caller may ask of the planner, and what it reports while it works."""
+"""Options that a caller may give to the planner, and the reports on its progress."""
 
 from __future__ import annotations
 
@@ -84,28 +84,28 @@ class PlanOptions:
 
     @property
     def given_limit(self) -> int | str | None:
-        """The limit, by whichever name it is given."""
+        """Limit that was given, by either name."""
         return self.budget_bytes if self.limit is None else self.limit
 
     @property
     def solver_memory_bytes(self) -> int | None:
-        """``memory_limit_bytes`` as it stands, whichever way it was given."""
+        """Value of ``memory_limit_bytes`` as a number of bytes or None."""
         assert not isinstance(self.memory_limit_bytes, str), "sizes are read when options are made"
         return self.memory_limit_bytes
 
     def with_limit(self, value: int, name: str = "limit") -> PlanOptions:
-        """The same options under that limit, given by that name alone."""
+        """Return the same options under another limit, given by one name alone."""
         return replace(
             self, limit=value if name == "limit" else None, budget_bytes=value if name == "budget_bytes" else None
         )
 
     def to_document(self) -> dict[str, Any]:
-        """The options as JSON, without those not given."""
+        """Return the options as JSON, without those not given."""
         return {k: v for k, v in asdict(self).items() if v is not None}
 
 
 def _expect_method(name: str) -> None:
-    """Refuse what is a method of no kind; that it is one of the problem's kind is seen with the problem."""
+    """Refuse a name that is not a method of any kind; whether it is one of the problem's kind is checked later."""
     methods = dict.fromkeys(method for kind in all_kinds().values() for method in kind.methods)
     if name not in methods:
         raise InputError("options.method", name, "is no method", f"Use one of {', '.join(methods)}.")
@@ -124,7 +124,7 @@ def _of_its_type(name: str, value: object) -> None:
 
 
 def _shown(end: float) -> str:
-    """Whole numbers in full: someone has to give one of them."""
+    """Format the end of a range, whole numbers in full: someone has to give one of them."""
     return str(end) if isinstance(end, int) else f"{end:g}"
 
 
@@ -135,11 +135,11 @@ def _between(field: str, value: float, low: float, high: float, meaning: str) ->
 
 @dataclass(frozen=True)
 class PlanProgress:
-    """One report from a planning run.
+    """Report from a planning run on its progress.
 
     Attributes:
-        objective, bound: the best so far, None before the first. The objective may be that of a solve under way, of
-            which there is no plan yet.
+        objective, bound: the best so far, None before the first. The objective may be that of a solve under way, which
+            has not made a plan yet.
         plan: makes the best plan in hand: checked, with its own objective and with the bound and the gap of the moment
             at which it is made; None before the first. Reports carry the same function until a better plan is in hand.
             A search that nobody asks for plans does nothing for them. Who calls it has the plan built, and checked
@@ -156,11 +156,11 @@ class PlanProgress:
     plan: Callable[[], Plan] | None = field(default=None, repr=False, compare=False)
 
     def figures(self) -> dict[str, Any]:
-        """All of it but the plan, as JSON has it."""
+        """Fields of the report but the plan, as JSON has them."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
 
     def line(self, unit: str) -> str:
-        """Where the search is, in one line."""
+        """Format the state of the search in one line."""
         parts = [f"{self.seconds:6.1f} s", self.phase]
         if self.objective is not None:
             parts.append(f"plan {show_cost(self.objective, unit)}")

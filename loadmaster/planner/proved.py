@@ -1,4 +1,4 @@
-"""What a solver's bound proves: it prunes what is better by less than its tolerance, and says so of the rest.
+"""Proof by a solver's bound: solvers prune what is better by less than their tolerance, and count the rest as proved.
 
 Costs are given in units in which an objective is about :data:`ABOUT`: the tolerance is then a few parts in 10 to the
 10.
@@ -12,10 +12,10 @@ TOLERANCE = 1e-6
 
 
 def unit_of(objective: float) -> float:
-    """What counts as a cost of 1, where an objective is about this."""
+    """Cost that counts as 1, for an objective of about the given size."""
     return objective / ABOUT if objective > 0 else 1.0
 
 
 def proved(bound: float, unit: float) -> float:
-    """The bound that a solver's is, of costs in this unit."""
+    """Turn a solver's bound in a unit into a proved bound, less its tolerance."""
     return (bound - TOLERANCE) * unit

@@ -29,20 +29,20 @@ Cancelled = Callable[[], bool] | None
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One limit and its plan, which may be infeasible."""
+    """Point of a frontier: a limit and its plan, which may be infeasible."""
 
     limit: int
     plan: Any
 
     @property
     def budget_bytes(self) -> int:
-        """The limit, of kinds whose limit is a budget in bytes."""
+        """Same as ``limit``, for kinds whose limit is a budget in bytes."""
         return self.limit
 
 
 @dataclass(frozen=True, repr=False)
 class Frontier:
-    """The points by ascending limit; ``undecided`` limits have neither a plan nor a proof that there is none.
+    """Points of a frontier by ascending limit; ``undecided`` limits have neither a plan nor a proof of infeasibility.
 
     ``restrictions`` are the frontiers of the same problem with fewer choices, by name, where they were asked for.
     """
@@ -72,7 +72,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of one limit: the objective of its plan and a bound, each None where there is none."""
+    """Objective and bound known at one limit; None where unknown."""
 
     objective: float | None
     bound: float | None
@@ -80,14 +80,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class Best:
-    """The best that a frontier knows of one limit: the place of the point whose plan it is, and the bound."""
+    """Best that a frontier knows of one limit: the place of the point whose plan it is, and the bound."""
 
     plan_of: int | None
     bound: float | None
 
 
 def monotone(points: Sequence[Figures]) -> list[Best]:
-    """The rule of every frontier, for points by ascending limit: plans serve larger limits, bounds smaller ones.
+    """Apply the rule of every frontier to points by ascending limit: plans serve larger limits, bounds smaller ones.
 
     >>> monotone([Figures(9.0, 5.0), Figures(None, None), Figures(10.0, 7.0)])
     [Best(plan_of=0, bound=7.0), Best(plan_of=0, bound=7.0), Best(plan_of=0, bound=7.0)]
@@ -170,7 +170,7 @@ def sweep(
 
 
 def _restricted(problem: Problem, limit: Limit) -> dict[str, Problem]:
-    """The restrictions of a problem, by name."""
+    """Restrictions of a problem, by name."""
     if limit.restrictions is None:
         raise InputError("restrictions", True, f"means nothing to {problem.kind}", "Leave it out.")
     found: dict[str, Problem] = resolve(limit.restrictions)(problem)
@@ -186,7 +186,7 @@ def _frontier(name: str, wanted: Sequence[int], plans: Sequence[Plan | None]) ->
 
 
 def _better(problem: Problem, limit: Limit, own: Plan | None, other: Plan | None) -> Plan | None:
-    """A restriction's plan in the place of the problem's own, where it is better: checked there, without its bound."""
+    """Put a restriction's plan in place of the problem's own, where it is better: checked there, without its bound."""
     if other is None or other.objective is None:
         return own
     if own is not None and own.objective is not None and own.objective <= other.objective:
@@ -197,7 +197,7 @@ def _better(problem: Problem, limit: Limit, own: Plan | None, other: Plan | None
 
 
 def _raised(problem: Problem, limit: Limit, plan: Plan | None, whole: Plan | None) -> Plan | None:
-    """A restriction's plan with the bound of the whole problem, where that is better."""
+    """Give a restriction's plan the bound of the whole problem, where that is better."""
     if plan is None or plan.objective is None or whole is None or whole.bound is None:
         return plan
     known = plan.bound is not None and plan.bound >= whole.bound
@@ -211,7 +211,7 @@ def _wanted(
     budgets_bytes: Sequence[int | str] | None,
     count: int,
 ) -> list[int]:
-    """The limits to plan for, ascending."""
+    """List the limits to plan for, ascending."""
     name, given = "limits", limits
     if budgets_bytes is not None:
         name, given = "budgets_bytes", budgets_bytes
@@ -236,7 +236,7 @@ def _wanted(
 def _best_plans(
     problem: Problem, limit: Limit, wanted: Sequence[int], plans: Sequence[Plan | None]
 ) -> list[Plan | None]:
-    """The best plan of each limit, with the best bound; where nothing better is known, what was found there."""
+    """Choose the best plan of each limit, with the best bound; where nothing better is known, what was found there."""
     figures = [Figures(None, None) if plan is None else Figures(plan.objective, plan.bound) for plan in plans]
     best: list[Plan | None] = []
     for value, own, point in zip(wanted, plans, monotone(figures), strict=True):
@@ -250,13 +250,13 @@ def _best_plans(
 
 
 def _moved(problem: Problem, limit: Limit, plan: Plan, value: int) -> Plan:
-    """A smaller limit's plan under a larger one, checked there."""
+    """Move a smaller limit's plan under a larger one, and check it there."""
     smaller = f"{limit.of_plan(plan)} {limit.unit}"
     return _checked(problem, limit.set(plan, value), f"{problem.name}: a plan for {smaller} breaks under {value}")
 
 
 def _checked(problem: Problem, plan: Plan, otherwise: str) -> Plan:
-    """A plan that was made for something narrower, with what the checker says of it here."""
+    """Check a plan that was made for something narrower, and restate it by the verdict."""
     kind = kind_named(problem.kind)
     verdict: Verdict = resolve(kind.check)(problem, plan)
     if not verdict.ok:
@@ -265,7 +265,7 @@ def _checked(problem: Problem, plan: Plan, otherwise: str) -> Plan:
 
 
 def _with_bound(problem: Problem, limit: Limit, plan: Plan, bound: float | None) -> Plan:
-    """A plan with another proved bound, and what follows from it."""
+    """Return a plan with another proved bound, and what follows from it."""
     if limit.with_bound is not None:
         found: Plan = resolve(limit.with_bound)(plan, bound, problem)
         return found

@@ -71,16 +71,16 @@ class PipeLink:
         return self._stop.is_set()
 
     def final(self, answer: Solution | LoadmasterError) -> None:
-        """Send the end of the conversation."""
+        """Send the answer, or the error, that ends the conversation."""
         with self._lock:
             self._connection.send(answer)
 
     def watch(self, folder: str) -> None:
-        """Until the process ends: pass on the parent's wish to stop; outlive the parent no more than files do.
+        """Watch the parent until the process ends: pass on its wish to stop, and end with all files once it is gone.
 
-        The parent's id is watched beside the connection, because processes forked by the parent (data loader
-        workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute:
-        it fires when the *thread* that started this process ends.
+        The parent's id is watched in addition to the connection, because processes forked by the parent (data
+        loader workers, say) may hold its end of the connection open. Linux's parent-death signal cannot replace
+        this: it fires when the *thread* that started this process ends.
         """
         parent = os.getppid()
         while os.getppid() == parent:
@@ -141,7 +141,7 @@ def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | No
 
 
 def _with_integer_bounds(program: Program) -> Program:
-    """Bounds of integer columns moved to the integers between them.
+    """Round the bounds of integer columns inward to integers.
 
     HiGHS's presolve can call a program with others infeasible that is not (seen in 1.15.1).
     """

@@ -1,4 +1,4 @@
-"""Costs near one thousand for solvers whose tolerances are absolute, and answers in the caller's units again.
+"""Scaling of costs to about one thousand for solvers whose tolerances are absolute, and of answers back.
 
 Solvers take a reduced cost or a gap below 1e-7 or 1e-6 for zero: where costs are 1e-6, all that they prove is false.
 The factor is a power of two: nothing is rounded.
@@ -15,13 +15,13 @@ from loadmaster.solvers.driver import Link
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions
 
-# Where the largest cost lies between these, tolerances mean what they say.
+# Where the largest cost is between these, tolerances mean what they say.
 _LEAST, _MOST = 1.0, float(1 << 20)
 _AIM_EXPONENT = 10
 
 
 def factor_of(program: Program, *, whole: bool) -> float:
-    """What the costs of a program should be multiplied with: 1 where they are fine.
+    """Return the factor by which to multiply the costs of a program: 1 where they are fine.
 
     Args:
         whole: the solver works in whole numbers: large ones are fine, and are not divided.
@@ -40,7 +40,7 @@ def scaled(program: Program, options: SolveOptions, factor: float) -> tuple[Prog
 
 
 def unscaled(solution: Solution, factor: float) -> Solution:
-    """The answer in the units that it was asked in."""
+    """Convert an answer back to the units of cost that it was asked in."""
     return dataclasses.replace(
         solution, objective=_over(solution.objective, factor), bound=_over(solution.bound, factor)
     )

@@ -85,7 +85,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
 
 
 def build_model(program: Program) -> Any:
-    """The program as a ``CpModelProto``: variable i is column i, constraint k is row k. Errors as above.
+    """The program as a ``CpModelProto``: variable i is column i, constraint k is row k. Errors as for :func:`solve`.
 
     Intervals follow the rows, in their order, and then the groups that must not overlap.
     """
@@ -113,7 +113,7 @@ def build_model(program: Program) -> Any:
 
 
 def _add_intervals(model: Any, intervals: Intervals, first: int) -> None:
-    """Interval i becomes constraint ``first + i``."""
+    """Add the intervals to the model: interval i becomes constraint ``first + i``."""
     parts = (intervals.start, intervals.size, intervals.presence)
     for start, size, presence in zip(*(part.tolist() for part in parts), strict=True):
         constraint = model.constraints.add()
@@ -206,7 +206,7 @@ def _whole_bounds(bounds: FloatArray, scale: Sequence[int], rounding: Any, infin
 
 
 def _objective(model: Any, program: Program, magnitude: FloatArray) -> None:
-    """In integers where a common denominator exists; otherwise CP-SAT scales it, and its bound is valid."""
+    """Set the objective: integers where a common denominator exists, else CP-SAT scales it, and its bound is valid."""
     columns = np.flatnonzero(program.cost)
     costs = program.cost[columns].tolist()
     scale: int | None = 1
@@ -287,7 +287,7 @@ class _Listener(cp_model_helper.SolutionCallback):
 
 
 class _ReportThread:
-    """A thread beside the search that reports how it stands and stops it when asked."""
+    """A thread next to the search that reports how it stands and stops it when asked."""
 
     def __init__(self, solver: Any, listener: _Listener, link: Link) -> None:
         self._solver = solver

@@ -1,4 +1,4 @@
-"""What a solver driver is: a function that runs in the solve's own process and keeps its caller informed."""
+"""The interface of a solver driver: a function that runs in the solve's own process and keeps its caller informed."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Link(Protocol):
         ...
 
     def settled(self, solution: Solution) -> None:
-        """Report an answer that only its conflict is still missing from."""
+        """Report an answer that is final but for its conflict."""
         ...
 
     def stop_asked(self) -> bool:
-        """Whether the caller wants the solve to end now, with what it has."""
+        """Return whether the caller wants the solve to end now, with what it has."""
         ...
 
 
@@ -56,5 +56,5 @@ class Driver(Protocol):
     """Solves a program that has at least one column. Called once in a process of its own."""
 
     def __call__(self, program: Program, options: SolveOptions, link: Link) -> Solution:
-        """Raises InputError for options the solver does not know, SolverError where it breaks."""
+        """Solve the program. Raises InputError for options the solver does not know, SolverError where it breaks."""
         ...

@@ -100,7 +100,7 @@ def _attempts(options: SolveOptions) -> Iterator[SolveOptions]:
 
 
 def _run(program: Program, options: SolveOptions, link: Link, started: float) -> Any:
-    """One attempt, within what is left of the time limit."""
+    """Run HiGHS once, within what is left of the time limit."""
     highs = _new()
     if options.time_limit_s is not None:
         left_s = options.time_limit_s - (time.perf_counter() - started)
@@ -114,7 +114,7 @@ def _run(program: Program, options: SolveOptions, link: Link, started: float) ->
 
 
 def _is_broken(highs: Any, program: Program, options: SolveOptions, status: Any) -> bool:
-    """Whether HiGHS failed, or contradicts itself.
+    """Return whether HiGHS failed, or contradicts itself.
 
     Seen in 1.16.0: "solve error" for programs of twenty columns that it solves without presolve, and "optimal" for a
     start that is 4 % dearer than the optimum which it has proved, and found in the presolved program.
@@ -256,7 +256,7 @@ def _bound(highs: Any, program: Program, status: Any) -> float:
 
 
 def _disambiguate(highs: Any, program: Program) -> Any:
-    """Presolve may only learn "unbounded or infeasible": ask whether there is any feasible point at all."""
+    """Ask whether any feasible point exists, where presolve may have learned only "unbounded or infeasible"."""
     columns = np.arange(program.column_count, dtype=np.int32)
     highs.changeColsCost(program.column_count, columns, np.zeros(program.column_count))
     highs.run()

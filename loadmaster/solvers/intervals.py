@@ -1,8 +1,8 @@
-"""Intervals beside the rows of a program: stretches of time between columns, some of which must not overlap.
+"""Intervals in addition to the rows of a program: stretches of time between columns, some of which must not overlap.
 
 An interval starts at an integer column and lasts a fixed time. Where it has a presence column (0 or 1) it counts only
-when that is 1. The intervals of one group lie one after another: of any two that are present, one ends before the other
-starts, or when it does.
+when that is 1. The intervals of one group follow one another: of any two that are present, one ends before the
+other starts, or when it does.
 
 A solver that knows intervals (``cpsat``) searches over orders; rows alone would need a binary for every pair.
 """
@@ -22,7 +22,7 @@ from loadmaster.solvers.arrays import BoolArray, FloatArray, IntArray
 
 __all__ = ["NO_COLUMN", "IntervalCollector", "Intervals"]
 
-# In place of a column: there is none.
+# Stands in place of a column where an interval has none.
 NO_COLUMN = -1
 
 
@@ -74,7 +74,7 @@ class Intervals:
         return worst
 
     def update(self, digest: hashlib._Hash) -> None:
-        """Add to a hash of a program."""
+        """Add the intervals to the hash of a program."""
         for array in self._arrays():
             digest.update(str(array.shape).encode())
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -122,11 +122,11 @@ class IntervalCollector:
         return np.arange(self._count - len(flat[0]), self._count, dtype=np.int64)
 
     def keep_apart(self, group: Sequence[int] | IntArray) -> None:
-        """These intervals must not overlap."""
+        """Require that the intervals of a group do not overlap."""
         self._groups.append(np.asarray(group, dtype=np.int64))
 
     def build(self) -> Intervals | None:
-        """Freeze; None if there is nothing."""
+        """Freeze the intervals and groups; None if there are no intervals."""
         if not self._parts:
             return None
         start, size, presence = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))

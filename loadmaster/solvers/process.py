@@ -60,7 +60,7 @@ def solve(
     Args:
         solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
         on_progress: called in this thread with each new report, at most about twice a second.
-        on_point: called so with the best point [columns] so far, where that is a better one.
+        on_point: called in the same way with the best point [columns] so far, where that is a better one.
         cancelled: asked several times a second; once true, the solve ends within a second with what it has.
 
     Raises:
@@ -88,7 +88,7 @@ def solve(
 
 
 def start(program: Program, options: SolveOptions | None = None, *, solver: str = "auto") -> RunningSolve:
-    """Start a solve and return at once. Several may run beside each other. Errors as for :func:`solve`."""
+    """Start a solve and return at once. Several may run at the same time. Errors as for :func:`solve`."""
     options = SolveOptions() if options is None else options
     check_program(program)
     check_options(program, options)
@@ -366,7 +366,7 @@ def _hard_deadline(options: SolveOptions) -> float:
 
 
 def _death(output: IO[bytes], exit_code: int | None, options: SolveOptions, solver: str) -> SolverError:
-    """Why the process ended without an answer."""
+    """Build the error that says why the process ended without an answer."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _STDERR_TAIL_BYTES))
     written = output.read().decode(errors="replace").strip()

@@ -4,7 +4,7 @@
     subject to  row_lower <= A x <= row_upper,   lower <= x <= upper,   x[integer] integral
                 and, for solvers that know them, intervals that must not overlap
 
-``A`` is held by rows (CSR). Columns and rows come in named blocks with shapes, so that a solution, an
+``A`` is stored by rows (CSR). Columns and rows come in named blocks with shapes, so that a solution, an
 infeasible subset or a solver's log can be read back in the formulation's own words. Filling arrays directly
 is two orders of magnitude faster than any expression layer, and hashable, which the plan cache needs.
 """
@@ -84,7 +84,7 @@ class Program:
             array.setflags(write=False)
 
     def _arrays(self) -> tuple[NDArray[Any], ...]:
-        """Everything a solver sees, but for the offset."""
+        """The arrays that a solver sees: everything but the offset."""
         return (
             self.cost,
             self.lower,
@@ -118,7 +118,7 @@ class Program:
         return _label(self.row_blocks, row)
 
     def block(self, name: str) -> Block:
-        """The column block of that name.
+        """Return the column block called ``name``.
 
         Raises:
             KeyError: no such block.
@@ -155,7 +155,7 @@ class Program:
         return worst
 
     def fixed(self, columns: IntArray, values: FloatArray) -> Program:
-        """This program with some columns at fixed values; both [n]."""
+        """Return the program with some columns at fixed values; both [n]."""
         lower, upper = self.lower.copy(), self.upper.copy()
         lower[columns] = upper[columns] = values
         return dataclasses.replace(self, lower=lower, upper=upper)
@@ -163,7 +163,7 @@ class Program:
     def with_row(
         self, name: str, coefficients: FloatArray, *, lower: float = -INFINITY, upper: float = INFINITY
     ) -> Program:
-        """This program with one more row at the end, dense ``coefficients`` [columns], label ``name``."""
+        """Return the program with one more row at the end, dense ``coefficients`` [columns], label ``name``."""
         columns = np.flatnonzero(coefficients)
         return dataclasses.replace(
             self,
@@ -282,7 +282,7 @@ class ProgramBuilder:
             self._extra_costs[column] = self._extra_costs.get(column, 0.0) + cost
 
     def build(self) -> Program:
-        """Freeze. Entries of one row are sorted by column, repeated ones summed, exact zeros dropped."""
+        """Freeze the program. Entries of one row are sorted by column, repeated ones summed, exact zeros dropped."""
         if self._entries:
             row = np.concatenate([e[0] for e in self._entries])
             column = np.concatenate([e[1] for e in self._entries])

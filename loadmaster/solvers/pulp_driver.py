@@ -1,4 +1,4 @@
-"""Every other solver: whatever PuLP finds on this machine, asked for as ``pulp:NAME``.
+"""Solvers that PuLP finds on this machine, asked for as ``pulp:NAME``.
 
 The program goes over as an MPS file and comes back as values, so there is no progress to see, no bound of a
 stopped solve, and no way to stop but to end the process. Limits are passed on where the solver's PuLP class
@@ -141,7 +141,7 @@ def _outcome(name: str, problem: Any, options: SolveOptions, seconds: float) -> 
 
 
 def _bound(status: SolverStatus, objective: float | None, options: SolveOptions, *, mixed: bool) -> float | None:
-    """What the solver's word "optimal" proves: the objective, less the gap it was allowed."""
+    """The bound that the solver's word "optimal" proves: the objective, less the gap it was allowed."""
     if status is not SolverStatus.OPTIMAL or objective is None:
         return None
     return objective - options.gap * abs(objective) if mixed else objective

@@ -101,7 +101,7 @@ def driver(name: str) -> Driver:
 
 
 def takes_intervals(name: str) -> bool:
-    """Whether a solver knows intervals; the others take rows alone."""
+    """Return whether a solver knows intervals; the others take rows alone."""
     return "intervals" in _package(resolve(name)).features
 
 
@@ -136,7 +136,7 @@ def child_environment() -> dict[str, str]:
 
 
 def _package(name: str) -> _Package:
-    """Where a solver comes from, by its full name."""
+    """Look up the package that a solver comes from, by the solver's full name."""
     return _PACKAGES[name.partition(":")[0]]
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a solve, and what comes back from it: the same words for every solver."""
+"""Options of a solve, its progress and its answer: the same words for every solver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Progress", "Solution", "SolveOptions", "SolverStatus", "StoppedBy", 
 
 
 class SolverStatus(enum.Enum):
-    """How a solve ended."""
+    """State in which a solve ended."""
 
     OPTIMAL = "optimal"  # incumbent within the asked gap of the bound
     FEASIBLE = "feasible"  # stopped by a limit or a cancel, with an incumbent
@@ -25,7 +25,7 @@ class SolverStatus(enum.Enum):
 
 
 class StoppedBy(enum.Enum):
-    """What ended a solve. Stops by gap, nodes or proof repeat exactly; the others do not."""
+    """Reason why a solve ended. Stops by gap, nodes or proof repeat exactly; the others do not."""
 
     GAP = "gap"
     NODES = "nodes"
@@ -79,7 +79,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What a solve found.
+    """Answer of a solve: how it ended, the incumbent, the bound, and the time it took.
 
     Attributes:
         values: the incumbent [columns], or None.

@@ -12,6 +12,8 @@ from tests.architecture.sources import ROOT, Source, sources
 LONGEST = 400
 # Path below the package -> why it may be longer. Keep this empty if you can.
 LONGER_WITH_REASON: dict[str, str] = {}
+# Words that need what came before them.
+NO_OPENINGS = {"Of", "What", "Whether", "Those", "Where", "How", "That"}
 # A constraint opens with its number in brackets, and closes (perhaps lines later) with a dash and its functions.
 NUMBER = re.compile(r"^\s*\([A-Z]?\d[^)]*\)", re.M)
 ADDED_BY = re.compile(r"\s-\s(`\w+`(?:,\s*`\w+`)*)\.?\s*$", re.M)
@@ -26,6 +28,12 @@ def test_no_file_is_longer_than_one_idea() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     assert [s.name for s in sources() if s.tree.body and not ast.get_docstring(s.tree)] == []
+
+
+def test_the_first_sentence_of_a_docstring_stands_by_itself() -> None:
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [(s.name, ast.get_docstring(n)) for s in sources() for n in ast.walk(s.tree) if isinstance(n, described)]
+    assert [(name, text) for name, text in texts if text and text.split()[0].strip(",:;") in NO_OPENINGS] == []
 
 
 @pytest.mark.parametrize("floor", ["planner", "models", "solvers", "api", "executor"])

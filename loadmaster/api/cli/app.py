@@ -63,7 +63,7 @@ _EXTRAS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line, with a subcommand for each command."""
     top = argparse.ArgumentParser(
         prog="loadmaster",
         description="Plans deep-learning training by optimization: a plan in seconds, with a proof.",
@@ -116,5 +116,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _forget_output() -> None:
-    """What is left for stdout is tried again when Python ends, and would fail again: it goes nowhere."""
+    """Point stdout at nothing: what is left for it is tried again when Python ends, and would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``new`` and ``capture``: where problems come from."""
+"""``new`` and ``capture``: make problem documents, from presets or from a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class New(Protocol):
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-        """Add what a problem is made from; returns the parser, or the group of flags one of which must be given."""
+        """Add the flags of the kind; returns the parser, or the group of flags one of which must be given."""
 
     def build(self, arguments: argparse.Namespace) -> Document:
         """The problem document; refuses (InputError) by the flag's name."""
@@ -47,7 +47,7 @@ class _Listing(argparse.Action):
 
 
 def new_arguments(new: argparse.ArgumentParser) -> None:
-    """The arguments of ``new``: the kinds, each with its own."""
+    """Add the arguments of ``new``: a subcommand for each kind, with its own flags."""
     new.description = _new.__doc__
     kinds = new.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=LazyParser)
     for kind in all_kinds().values():
@@ -69,7 +69,7 @@ def _fill(kind: Kind) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def capture_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``capture`` takes of every kind; the rest is the kind's own, on the executor's floor."""
+    """Add the arguments of ``capture`` that every kind takes; the kind's own are on the executor's floor."""
     kinds = [kind.name for kind in all_kinds().values() if kind.capture is not None]
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     parser.add_argument("kind", nargs="?", choices=kinds, help="of problem")

@@ -1,4 +1,4 @@
-"""``hardware`` and ``solvers``: what is known, and what is here."""
+"""``hardware`` and ``solvers``: the hardware catalogue, the devices of this machine, and the solvers on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROBE_WITHIN_S = 20.0
 
 
 def hardware_arguments(machines: argparse.ArgumentParser) -> None:
-    """The arguments of ``hardware``."""
+    """Add the arguments of ``hardware``: its verbs ``list``, ``show`` and ``probe``."""
     verbs = machines.add_subparsers(
         dest="verb", metavar="list|show|probe", required=True, parser_class=argparse.ArgumentParser
     )
@@ -34,7 +34,7 @@ def hardware_arguments(machines: argparse.ArgumentParser) -> None:
 
 
 def solvers_arguments(solvers: argparse.ArgumentParser) -> None:
-    """The arguments of ``solvers``."""
+    """Add the arguments of ``solvers`` to its parser."""
     solvers.add_argument("--json", action="store_true", help="print JSON")
     solvers.set_defaults(run=_solvers)
 
@@ -58,7 +58,8 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _probe(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """What this machine has, as the NVIDIA driver reports it, and the catalogue entry that fits."""
+    """Print this machine's processor cores and its GPUs, as the NVIDIA driver reports them, with the catalogue entries
+    that fit."""
     terminal.json({"cpu_cores": os.cpu_count(), "gpus": _gpus(terminal)})
     return 0
 

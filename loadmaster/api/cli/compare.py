@@ -1,4 +1,4 @@
-"""``compare``: two plans beside each other, each a file or the id of one on a service."""
+"""``compare``: two plans side by side, each a file or the id of one on a service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadmaster.models.kinds import Plan, read_plan
 
 
 def compare_arguments(compare: argparse.ArgumentParser) -> None:
-    """The arguments of ``compare``."""
+    """Add the arguments of ``compare`` to its parser."""
     compare.description = _compare.__doc__
     compare.add_argument("first", metavar="PLAN.json|ID", help="a file, - for standard input, or a plan of a service")
     compare.add_argument("second", metavar="PLAN.json|ID", help="the same")
@@ -25,7 +25,7 @@ def compare_arguments(compare: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Two plans of one kind beside each other: what was asked of each, what each comes to, and the difference."""
+    """Compare two plans of one kind: what was asked of each, what each comes to, and the difference."""
     if arguments.first == arguments.second:
         raise InputError("PLAN.json|ID", arguments.second, "is both plans", "Give two.")
     first, second = (_read(given, arguments) for given in (arguments.first, arguments.second))

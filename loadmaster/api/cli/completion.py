@@ -16,7 +16,7 @@ _WHERE = {
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``completion``."""
+    """Add the arguments of ``completion`` to its parser."""
     parser.description = _completion.__doc__
     parser.epilog = "; ".join(f"{shell}: {where}" for shell, where in _WHERE.items())
     parser.add_argument("shell", choices=SHELLS)

@@ -44,7 +44,7 @@ STEPS = 3
 # Gradients of float32 sums in another order; the same operators give the same bits.
 TOLERANCE = 1e-3
 _READY_WITHIN_S = 60.0
-_STDERR = 2  # the file descriptor: what children say is no data of ours
+_STDERR = 2  # the file descriptor: output of children is not our data
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Outcome:
 
     @property
     def kept_promise(self) -> bool:
-        """Whether the measured peak is within the budget and the gradients are those of plain PyTorch."""
+        """True if the measured peak is within the budget and the gradients are those of plain PyTorch."""
         fits = self.report["planned"]["peak_bytes"] <= self.plan.budget_bytes
         return bool(fits and self.report["gradients"]["largest_relative"] <= TOLERANCE)
 
 
 def demo_arguments(demo: argparse.ArgumentParser) -> None:
-    """The arguments of ``demo``."""
+    """Add the arguments of ``demo`` to its parser."""
     demo.description = _demo.__doc__
     demo.add_argument("--output", default="demo", metavar="FOLDER", help="where everything is written (demo)")
     demo.add_argument("--time-limit", type=float, default=45.0, metavar="S", help="planning, for each model (45)")
@@ -125,7 +125,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
 
 
 def _model(name: str, folder: Path, options: PlanOptions, client: Client, terminal: Terminal) -> Outcome:
-    """The whole way of one model."""
+    """Capture, plan and train one model, and write its report and picture."""
     files = {what: folder / f"{name}.{what}" for what in ("problem.json", "plan.json", "report.json", "png", "html")}
     factory = f"examples.demo_models:{name}"
     terminal.say(f"\n{name}: capturing the model and measuring its operators")
@@ -151,7 +151,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
 
 
 def _run(arguments: list[str], what: str) -> None:
-    """A Python module in a process of its own, its output on stderr."""
+    """Run a Python module in a process of its own, its output on stderr."""
     here = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     # Threads that wait without spinning leave the other processes of a small machine their turn.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": here}
@@ -161,7 +161,7 @@ def _run(arguments: list[str], what: str) -> None:
 
 
 def _comparison(outcomes: list[Outcome]) -> str:
-    """One column per model."""
+    """Build the table that compares the models, one column each."""
     rows = [
         ["budget", *(show_bytes(o.plan.budget_bytes) for o in outcomes)],
         ["peak, planned", *(show_bytes(o.plan.check["peak_bytes"]) for o in outcomes)],

@@ -45,7 +45,7 @@ _SERVER_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line.
+    """One line of the report: what was tried, whether it works, and what was found.
 
     Attributes:
         ok: None where it is missing and may be.
@@ -57,7 +57,7 @@ class Finding:
 
 
 def doctor_arguments(doctor: argparse.ArgumentParser) -> None:
-    """The arguments of ``doctor``."""
+    """Add the arguments of ``doctor`` to its parser."""
     doctor.description = _doctor.__doc__
     add_server(doctor, "ask this service, too")
     doctor.add_argument("--json", action="store_true", help="print JSON")
@@ -94,7 +94,7 @@ def _system() -> str:
 
 
 def _solvers() -> Iterator[Finding]:
-    """Each solves a small program in a process of its own, as it does for plans."""
+    """Try each solver: it solves a small program in a process of its own, as it does for plans."""
     from loadmaster.solvers.registry import available
 
     found = available()
@@ -130,7 +130,7 @@ def _service_packages() -> Finding:
 
 
 def _ray() -> Finding:
-    """Whether a worker with ``--engine ray`` would have a place to run jobs."""
+    """Find out whether a worker with ``--engine ray`` would have a place to run jobs."""
     if importlib.util.find_spec("ray") is None:
         return Finding("Ray", None, "pip install 'loadmaster[ray]' spreads the jobs of a service over a cluster")
     asked = _ask(_ASK_RAY, _JOINED_WITHIN_S)

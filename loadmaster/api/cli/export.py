@@ -16,7 +16,7 @@ _ARCHIVE = ".zip"
 
 
 def export_arguments(export: argparse.ArgumentParser) -> None:
-    """The arguments of ``export``."""
+    """Add the arguments of ``export`` to its parser."""
     export.description = _export.__doc__
     export.add_argument("id", metavar="ID")
     export.add_argument("format", metavar="FORMAT", choices=sorted(exports_by_name()), help=_formats())

@@ -41,7 +41,7 @@ _SWITCHES = {
 
 
 def fit_arguments(fit: argparse.ArgumentParser) -> None:
-    """The arguments of ``fit``."""
+    """Add the arguments of ``fit`` to its parser."""
     fit.description = _fit.__doc__
     fit.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     budget = f"what the measured peak must not exceed: {limit_of('memory').help}"
@@ -83,7 +83,7 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
 def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Plan a model under a byte budget, run the plan here, and correct and plan again until the budget is kept.
 
-    torch.compile's own partition is run beside the plans, and taken where it is faster.
+    torch.compile's own partition is run as well, and taken where it is faster.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "torch")
@@ -91,7 +91,7 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
         for flag, path in (("-o", arguments.output), ("--problem", arguments.problem)):
             _expect_no_problem(path, flag)
     if arguments.output not in (None, "-"):
-        # Names of fit's own: what is there belongs to the plan that is written anew.
+        # fit makes these names up: a file there belongs to the plan that is written again.
         for name in ("problem", "measured"):
             if getattr(arguments, name) is None:
                 setattr(arguments, name, f"{os.path.splitext(arguments.output)[0]}.{name}.json")
@@ -142,7 +142,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
 
 
 class _Session:
-    """What the process that runs the model says, and the plans it is given."""
+    """The conversation with the process that runs the model: what it says, and the plans it is given."""
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         self._arguments, self._terminal = arguments, terminal
@@ -178,7 +178,7 @@ class _Session:
         return None
 
     def finish(self) -> int:
-        """Write and print what came of it."""
+        """Write and print the outcome of the conversation."""
         if self._fitted is None:
             raise LoadmasterError("the process that runs the model ended without an answer")
         arguments, terminal = self._arguments, self._terminal
@@ -204,7 +204,7 @@ class _Session:
         return 0
 
     def _write(self, problem: MemoryProblem, plan: MemoryPlan) -> None:
-        """The files that were asked for."""
+        """Write the files that were asked for."""
         output, beside, terminal = self._arguments.output, self._arguments.problem, self._terminal
         measured = self._arguments.measured
         if output is not None:
@@ -231,7 +231,7 @@ class _Session:
             self._terminal.say(f"{plan_id}: its page shows what was measured, too")
 
     def _table(self) -> str:
-        """One row per try."""
+        """Build the table of what ran: a row for each plan and each value of the knob, and plain PyTorch last."""
         assert self._fitted is not None
         rows = [
             [

@@ -13,7 +13,7 @@ from loadmaster.api.cli.terminal import Terminal
 
 @contextmanager
 def interruptible(terminal: Terminal) -> Iterator[Callable[[], bool]]:
-    """Within the block, the first interrupt makes the yielded function answer True instead of raising."""
+    """Let the first interrupt within the block make the yielded function answer True instead of raising."""
     asked = threading.Event()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

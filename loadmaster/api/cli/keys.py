@@ -19,7 +19,7 @@ _SCOPES = ("read", "submit", "admin")
 
 
 def keys_arguments(keys: argparse.ArgumentParser) -> None:
-    """The arguments of ``keys``."""
+    """Add the arguments of ``keys``: its verbs ``add``, ``list`` and ``revoke``."""
     verbs = keys.add_subparsers(
         dest="verb", metavar="add|list|revoke", required=True, parser_class=argparse.ArgumentParser
     )
@@ -74,7 +74,7 @@ def _add(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """The keys, those that were revoked too. Nobody can see their secrets."""
+    """List the keys, those that were revoked too. Nobody can see their secrets."""
     with _keys(arguments) as keys:
         found = keys.all()
     if arguments.json:

@@ -29,11 +29,11 @@ class LazyParser(argparse.ArgumentParser):
 
 
 def suggest(action: argparse.Action, names: Iterable[str]) -> None:
-    """Names that an argument knows, for whoever presses Tab; what else it takes, its command says."""
+    """Note the names that an argument knows, for completion on Tab; what else it takes, its command says."""
     setattr(action, _SUGGESTED, list(names))
 
 
 def suggested(action: argparse.Action) -> list[str]:
-    """The names given for an argument."""
+    """Return the names that :func:`suggest` noted for an argument."""
     found: list[str] = getattr(action, _SUGGESTED, [])
     return found

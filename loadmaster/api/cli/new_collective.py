@@ -29,7 +29,7 @@ _DEFAULT_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """What a problem is made from."""
+    """Add the flags of a collective problem: topology, collective, sketch and sizes. Returns the group of sources."""
     source = parser.add_mutually_exclusive_group(required=True)
     names = [entry.name for entry in catalogue()]
     suggest(source.add_argument("--topology", metavar="NAME", help=f"a named one: {', '.join(names)}"), names)
@@ -99,7 +99,7 @@ def _sketch(arguments: argparse.Namespace, topology: Topology) -> Sketch | None:
 
 
 def _sizes(arguments: argparse.Namespace, problem: CollectiveProblem) -> list[int]:
-    """As asked; else the sketch's; else a mebibyte, less what does not divide into chunks."""
+    """Sizes in bytes: as asked; else the sketch's; else a mebibyte, less what does not divide into chunks."""
     if problem.pair_bytes is not None:
         if arguments.bytes is not None:
             raise InputError("--bytes", arguments.bytes, "means nothing beside --pair-bytes", "Leave it out.")
@@ -125,7 +125,7 @@ def _count(text: str) -> int:
 
 
 def _pair_bytes(path: str) -> tuple[tuple[int, ...], ...]:
-    """Rows of whole numbers; that they fit the topology is for the problem to say."""
+    """Read rows of whole numbers from a file; the problem checks whether they fit the topology."""
     field = "--pair-bytes"
     try:
         rows = json.loads(Path(path).read_bytes())
@@ -143,7 +143,7 @@ def _is_row(row: object) -> bool:
 
 
 def listing() -> str:
-    """The named topologies, profiles and sketches."""
+    """List the named topologies, profiles and sketches."""
     rows = [[p.name, str(p.ranks_per_node), f"{p.nodes[0]} to {p.nodes[-1]}", p.title] for p in catalogue()]
     named = table(rows, ["topology", "ranks a node", "nodes", "what"])
     return f"{named}\n\nprofiles: {', '.join(profile_names())}\n\nsketches: {', '.join(sketch_names())}"

@@ -17,7 +17,7 @@ from loadmaster.models.units import bytes_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """What a problem is made from."""
+    """Add the flags of a graph problem: layer, data set, sizes and device."""
     named = parser.add_argument("--model", required=True, metavar="NAME", help=", ".join(LAYERS))
     suggest(named, LAYERS)
     of = parser.add_argument("--dataset", required=True, metavar="NAME", help=", ".join(DATA_SETS))
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document.
+    """The problem document of one layer on a synthetic graph.
 
     Raises:
         InputError: naming the flag.

@@ -17,7 +17,7 @@ from loadmaster.models.index.sources import Distributions, traces_of_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """What a problem is made from."""
+    """Add the flags of an index problem: traces, hosts and objective. Returns the group of sources."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--trace", action="append", metavar="FILE.npz", help="of a shard: keys, operations, operation_keys; repeat it"
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document.
+    """The problem document of shards with the traces that the flags name.
 
     Raises:
         InputError: naming the flag.
@@ -75,7 +75,7 @@ def expect_arguments(arguments: argparse.Namespace) -> None:
 
 
 def distributions(arguments: argparse.Namespace) -> Distributions:
-    """The traces that are to be made.
+    """The distributions that traces are to be made from.
 
     Raises:
         InputError: the shares of operations are none.

@@ -16,7 +16,7 @@ from loadmaster.models.units import parse_bytes, show_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """What a problem is made from."""
+    """Add the flags of a memory problem: graph, sizes, hardware and offloading. Returns the group of sources."""
     source = parser.add_mutually_exclusive_group(required=True)
     names = presets.example_names()
     suggest(source.add_argument("--example", metavar="NAME", help=f"a shipped graph: {', '.join(names)}"), names)
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document.
+    """The problem document of a shipped graph, a chain or a transformer.
 
     Raises:
         InputError: naming the flag.
@@ -56,7 +56,7 @@ def _preset(arguments: argparse.Namespace, device: Hardware) -> dict[str, Any]:
 
 
 def listing() -> str:
-    """The shipped graphs."""
+    """List the shipped graphs with their operators and the bytes of their activations."""
     rows = []
     for name in presets.example_names():
         problem = read_problem(presets.example(name))

@@ -19,7 +19,7 @@ LISTING = "models"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """What a problem is made from."""
+    """Add the flags of a partition problem: model, mesh, batch, objective and hardware."""
     named = parser.add_argument(
         "--model", required=True, metavar="NAME", help="wresnet-152-10, rnn-10-8k, llama3-8b, ..."
     )
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document.
+    """The problem document of a known model on a mesh of GPUs.
 
     Raises:
         InputError: naming the flag.

@@ -12,7 +12,7 @@ from loadmaster.models.units import parse_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """What a problem is made from."""
+    """Add the flags of a placement problem: layers, sizes and host link. Returns the group of sources."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--chain", type=int, metavar="N", help="a chain of N equal layers")
     add_transformer(source, parser)
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document.
+    """The problem document of one training step with AdamW.
 
     Raises:
         InputError: naming the flag.

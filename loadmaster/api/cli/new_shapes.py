@@ -11,7 +11,7 @@ _SHAPE = (("layers", 24, ""), ("hidden", 1024, ""), ("sequence", 1024, "tokens "
 
 
 def add_transformer(source: argparse._MutuallyExclusiveGroup, parser: argparse.ArgumentParser) -> None:
-    """``--transformer`` among the sources, and its shape."""
+    """Add ``--transformer`` to the sources, and the flags of its shape to the parser."""
     source.add_argument("--transformer", action="store_true", help="a decoder-only transformer, roofline times")
     for name, default, what in _SHAPE:
         words = f"transformer: {what}({default})" if what else f"transformer ({default})"
@@ -24,6 +24,6 @@ def transformer_shape(arguments: argparse.Namespace) -> tuple[int, int, int, int
 
 
 def add_hardware(parser: argparse.ArgumentParser, what: str) -> None:
-    """``--hardware``, and what it is taken for."""
+    """Add ``--hardware``; ``what`` says in its help what it is taken for."""
     device = parser.add_argument("--hardware", default="h200", metavar="NAME", help=f"{what} (h200)")
     suggest(device, (entry.name for entry in catalogue()))

@@ -1,4 +1,4 @@
-"""What every command that plans shares: the flags, the line of progress, the answer and its exit status."""
+"""Parts of every command that plans: the flags, the line of progress, the answer and its exit status."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ INTERRUPTED = 130
 
 
 def add_options(command: argparse.ArgumentParser, *, seed: bool = True) -> None:
-    """The flags that make up :class:`~loadmaster.planner.options.PlanOptions`.
+    """Add the flags that make up :class:`~loadmaster.planner.options.PlanOptions`.
 
     Args:
-        seed: that one, too; otherwise the command has one already.
+        seed: add ``--seed`` too; otherwise the command has one already.
     """
     defaults = PlanOptions()
     command.add_argument(
@@ -50,7 +50,7 @@ def add_options(command: argparse.ArgumentParser, *, seed: bool = True) -> None:
 
 
 def add_limits(command: argparse.ArgumentParser, *, several: bool = False, only: str | None = None) -> None:
-    """A flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it.
+    """Add a flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it.
 
     Args:
         only: the kind that the command is about; None: any.
@@ -71,7 +71,7 @@ def given_limits(arguments: argparse.Namespace, problem: Problem, *, several: bo
     """The limits given for a problem, ascending; None where there are none.
 
     Raises:
-        InputError: naming the flag: it is another kind's, or its value is no limit.
+        InputError: naming the flag: it is another kind's, or its value is not a limit.
     """
     found = None
     for flag, limits in _limits_by_flag(several).items():
@@ -86,7 +86,7 @@ def given_limits(arguments: argparse.Namespace, problem: Problem, *, several: bo
 
 
 def _limits_by_flag(several: bool) -> dict[str, dict[str, Limit]]:
-    """Flag -> kind -> limit."""
+    """Limits by flag and kind: flag -> kind -> limit."""
     found: dict[str, dict[str, Limit]] = {}
     for kind in all_kinds().values():
         if kind.limit is not None:
@@ -132,7 +132,7 @@ def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOp
 
 @contextmanager
 def by_flag(limit: Limit | None = None, *, several: bool = False) -> Iterator[None]:
-    """Refusals of options name the flags that they come from."""
+    """Let refusals of options, within the block, name the flags that they come from."""
     flags = {"options.time_limit_s": "--time-limit", "options.memory_limit_bytes": "--memory-limit"}
     if limit is not None:
         flag = f"--{limit.plural}" if several else limit.flag
@@ -147,7 +147,7 @@ def by_flag(limit: Limit | None = None, *, several: bool = False) -> Iterator[No
 
 
 def report_progress(terminal: Terminal, progress: PlanProgress, unit: str) -> None:
-    """One line of where the search is."""
+    """Show where the search is, in one line."""
     terminal.progress(progress.line(unit))
 
 

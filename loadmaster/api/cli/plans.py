@@ -1,4 +1,4 @@
-"""``plan`` and ``check``: the work itself, in this process or on a server."""
+"""``plan`` and ``check``: find a plan, in this process or on a server, and replay one against its problem."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 20
 
 
 def plan_arguments(plan: argparse.ArgumentParser) -> None:
-    """The arguments of ``plan``."""
+    """Add the arguments of ``plan`` to its parser."""
     plan.description = _plan.__doc__
     plan.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
@@ -35,7 +35,7 @@ def plan_arguments(plan: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(check: argparse.ArgumentParser) -> None:
-    """The arguments of ``check``."""
+    """Add the arguments of ``check`` to its parser."""
     check.description = _check.__doc__
     check.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     check.add_argument("plan", metavar="PLAN.json", help="- is standard input")
@@ -91,7 +91,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _on_trust(plan: Plan, found: Checked) -> list[str]:
-    """What was taken on trust, the bound first; entries of one list or block once."""
+    """List what was taken on trust, the bound first; entries of one list or block once."""
     names = dict.fromkeys(re.sub(r"\[\d+\]", "", path) for path in found.trusted if path != "bound")
     blocks = dict.fromkeys(name.split(".")[0] if name.startswith(("seconds.", "solver.")) else name for name in names)
     said = [", ".join(blocks)] if blocks else []

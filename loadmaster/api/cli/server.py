@@ -1,4 +1,4 @@
-"""Which service a command talks to, and with which key."""
+"""The service that a command talks to, and the key for it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SERVER_VARIABLE = "LOADMASTER_SERVER"
 
 
 def add_service(command: argparse.ArgumentParser) -> None:
-    """The arguments of a command that always talks to a service."""
+    """Add the arguments of a command that always talks to a service."""
     default = os.environ.get(SERVER_VARIABLE) or DEFAULT_URL
     command.add_argument("--server", default=default, metavar="URL", help=f"default: ${SERVER_VARIABLE}")
     _add_key(command)
 
 
 def add_server(command: argparse.ArgumentParser, purpose: str = "plan on a running service") -> None:
-    """The arguments of a command that may talk to a service."""
+    """Add the arguments of a command that may talk to a service."""
     command.add_argument("--server", metavar="URL", help=purpose)
     _add_key(command)
 
@@ -32,7 +32,7 @@ def connect(arguments: argparse.Namespace) -> Client:
 
 
 def is_plan_id(given: str) -> bool:
-    """Whether what may be a file's path as well is the id of a plan of a service."""
+    """Return whether a text, which may be a file's path as well, is the id of a plan of a service."""
     return given.startswith("plan_") and given.isidentifier()
 
 

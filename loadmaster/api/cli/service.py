@@ -24,7 +24,7 @@ _INCUMBENT_WITHIN_S = 15.0
 
 
 def serve_arguments(serve: argparse.ArgumentParser) -> None:
-    """The arguments of ``serve``."""
+    """Add the arguments of ``serve`` to its parser."""
     serve.description = _serve.__doc__
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (8642)")
@@ -40,14 +40,14 @@ def serve_arguments(serve: argparse.ArgumentParser) -> None:
 
 
 def worker_arguments(worker: argparse.ArgumentParser) -> None:
-    """The arguments of ``worker``."""
+    """Add the arguments of ``worker`` to its parser."""
     worker.description = _worker.__doc__
     _add_settings(worker)
     worker.set_defaults(run=_worker)
 
 
 def submit_arguments(submit: argparse.ArgumentParser) -> None:
-    """The arguments of ``submit``."""
+    """Add the arguments of ``submit`` to its parser."""
     submit.description = _submit.__doc__
     submit.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     planning.add_limits(submit)
@@ -58,7 +58,7 @@ def submit_arguments(submit: argparse.ArgumentParser) -> None:
 
 
 def watch_arguments(watch: argparse.ArgumentParser) -> None:
-    """The arguments of ``watch``."""
+    """Add the arguments of ``watch`` to its parser."""
     watch.description = _watch.__doc__
     watch.add_argument("id", metavar="ID")
     watch.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here when it is done")
@@ -67,7 +67,7 @@ def watch_arguments(watch: argparse.ArgumentParser) -> None:
 
 
 def cancel_arguments(cancel: argparse.ArgumentParser) -> None:
-    """The arguments of ``cancel``."""
+    """Add the arguments of ``cancel`` to its parser."""
     cancel.description = _cancel.__doc__
     cancel.add_argument("id", metavar="ID")
     _add_service(cancel)
@@ -75,7 +75,7 @@ def cancel_arguments(cancel: argparse.ArgumentParser) -> None:
 
 
 def list_arguments(every: argparse.ArgumentParser) -> None:
-    """The arguments of ``list``."""
+    """Add the arguments of ``list`` to its parser."""
     every.description = _list.__doc__
     every.add_argument("--state", help="queued, running, succeeded, infeasible, failed or cancelled")
     every.add_argument("--kind", choices=all_kinds(), help="of problem")
@@ -186,7 +186,7 @@ def _cancel(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """The plans of a service, newest first."""
+    """List the plans of a service, newest first."""
     label = None if arguments.label is None else _label(arguments.label)
     if arguments.limit < 1:
         raise InputError("--limit", arguments.limit, "is less than 1", "Give a whole number of at least 1.")

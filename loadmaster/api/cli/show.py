@@ -1,6 +1,6 @@
 """``show``: a problem in words, or a plan, of a file or of a service, in words and as each export that its kind has.
 
-The problem of a plan in a file, and what it measured, are found beside it.
+The problem of a plan in a file, and what it measured, are found next to it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LARGEST_BYTES = {PROBLEM_SCHEMA: 64 << 20, MEASUREMENT_SCHEMA: LARGEST_MEASUREM
 
 
 def show_arguments(show: argparse.ArgumentParser) -> None:
-    """The arguments of ``show``."""
+    """Add the arguments of ``show`` to its parser."""
     show.description = _show.__doc__
     said = "a file, - for standard input, or a plan of a service"
     show.add_argument("document", metavar="PLAN.json|PROBLEM.json|ID", help=said)
@@ -72,7 +72,7 @@ def show_arguments(show: argparse.ArgumentParser) -> None:
 
 
 def exports_by_name() -> dict[str, dict[str, Export]]:
-    """Name -> kind -> export, of all kinds."""
+    """Exports of all kinds: name -> kind -> export."""
     found: dict[str, dict[str, Export]] = {}
     for kind in all_kinds().values():
         for export in kind.exports:
@@ -105,7 +105,7 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _show_plan(
     plan: Plan, problem: Problem | None, asked: dict[str, str], arguments: argparse.Namespace, terminal: Terminal
 ) -> int:
-    """A plan, in words and as what was asked for.
+    """Show a plan in words, and write the exports that were asked for.
 
     Args:
         problem: of the plan, where that came with it; otherwise it is looked for.
@@ -169,7 +169,7 @@ def _expect_no_service(arguments: argparse.Namespace) -> None:
 
 
 def _show_problem(problem: Problem, arguments: argparse.Namespace, wanted: list[str], terminal: Terminal) -> int:
-    """How large a problem is and how much it needs."""
+    """Show how large a problem is and how much it needs."""
     given = [flag for flag in ("--problem", "--measured") if getattr(arguments, flag[2:]) is not None]
     for flag in [*wanted, *given]:
         raise InputError(
@@ -184,7 +184,7 @@ def _show_problem(problem: Problem, arguments: argparse.Namespace, wanted: list[
 
 
 def _numbers_of(export: Export, arguments: argparse.Namespace) -> dict[str, int]:
-    """What the export takes, as given or as usual."""
+    """The numbers that an export takes: those given, else the usual ones."""
     found = {}
     for number in export.numbers:
         given = getattr(arguments, f"number_{number.name}")
@@ -229,7 +229,7 @@ def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Pr
 
 
 def _measured(plan: Plan, arguments: argparse.Namespace) -> Any:
-    """What the plan measured: as given, or else what is beside it, if anything."""
+    """Read what the plan measured: the file given, or else one next to the plan, if there is one."""
     if arguments.measured is None:
         if kind_named(plan.kind).measurement is None:
             return None
@@ -242,7 +242,7 @@ def _measured(plan: Plan, arguments: argparse.Namespace) -> Any:
 
 
 def _neighbours(path: Path, schema: str, read: Callable[[Document], T]) -> Iterator[T]:
-    """What documents of that schema in the folder of ``path`` hold, as far as ``read`` takes them."""
+    """Read the documents of one schema in the folder of ``path``, as far as ``read`` takes them."""
     largest_bytes = _LARGEST_BYTES[schema]
     for candidate in sorted(path.parent.glob("*.json")):
         # Somebody else's file, or one that cannot be used, is not what is looked for.

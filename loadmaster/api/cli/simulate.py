@@ -1,4 +1,4 @@
-"""``simulate``: what policies that know no plan make of a trace, beside a plan for it."""
+"""``simulate``: policies that know no plan, replayed on a trace and compared with a plan for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAN = "plan"
 
 
 def simulate_arguments(simulate: argparse.ArgumentParser) -> None:
-    """The arguments of ``simulate``."""
+    """Add the arguments of ``simulate`` to its parser."""
     simulate.description = _simulate.__doc__
     simulate.add_argument("problem", metavar="TRACE.json", help="- is standard input")
     known = {kind.name: kind.policies for kind in all_kinds().values() if kind.simulate is not None}
@@ -73,7 +73,7 @@ def _simulate(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _policies(kind: Kind, given: Sequence[str] | None, plan: str | None) -> list[str]:
-    """Those asked for, each once; otherwise all that need no plan, and the plan where there is one."""
+    """The policies asked for, each once; otherwise all that need no plan, and the plan where there is one."""
     if given is None:
         return [name for name in kind.policies if name != _PLAN or plan is not None]
     for name in given:

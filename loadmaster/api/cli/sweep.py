@@ -38,7 +38,7 @@ _LARGEST_COUNT = 64
 
 
 def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
-    """The arguments of ``frontier``."""
+    """Add the arguments of ``frontier`` to its parser."""
     sweep.description = _frontier.__doc__
     sweep.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     add_limits(sweep, several=True)
@@ -144,7 +144,7 @@ def _draw(
 
 
 def _points(limit: Limit, found: Frontier) -> list[dict[str, object]]:
-    """Every plan whole, as a document."""
+    """The whole plans of a frontier as documents, each with its limit."""
     return [{limit.field: limit.of_plan(point.plan), "plan": write_plan(point.plan)} for point in found.points]
 
 

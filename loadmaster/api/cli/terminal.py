@@ -1,4 +1,4 @@
-"""What the command line says, and where: data on stdout, everything else on stderr.
+"""Output of the command line: data on stdout, everything else on stderr.
 
 On a terminal the progress is one live line; elsewhere (a log file, CI) it is a plain line now and then.
 ``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` turn colours off.
@@ -31,7 +31,7 @@ class Terminal:
         self._colour = self._line.live and not os.environ.get("NO_COLOR")
 
     def data(self, text: str) -> None:
-        """One line or block of data.
+        """Print one line or block of data.
 
         Raises:
             OutputError: it cannot be written.
@@ -45,21 +45,21 @@ class Terminal:
             raise OutputError(f"standard output cannot be written: {error.strerror}. Write elsewhere.") from None
 
     def json(self, document: Mapping[str, Any] | list[Any]) -> None:
-        """A JSON document, one per call."""
+        """Print a JSON document, one per call."""
         self.data(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
     def say(self, text: str) -> None:
-        """A message that stays."""
+        """Print a message that stays, on stderr."""
         self.settle()
         self._write(_writable(text, self._err), self._err)
 
     def error(self, text: str) -> None:
-        """An error message."""
+        """Print an error message, headed ``error:``."""
         self.settle()
         self._write(f"{self._paint('error:', '31;1')} {_writable(text, self._err)}", self._err)
 
     def progress(self, text: str) -> None:
-        """What is going on right now: the live line of a terminal, else a plain line every few seconds."""
+        """Show what is going on right now: the live line of a terminal, else a plain line every few seconds."""
         self._line.show(text)
 
     def settle(self) -> None:
@@ -76,6 +76,6 @@ class Terminal:
 
 
 def _writable(text: str, stream: TextIO) -> str:
-    """Controls as escapes, and characters that the encoding lacks: paths may hold bytes that are no text."""
+    """Escape controls, and characters that the encoding lacks: paths may hold bytes that are not text."""
     encoding = stream.encoding or "utf-8"
     return printable(text).encode(encoding, "backslashreplace").decode(encoding)

@@ -37,7 +37,7 @@ _STOPPED = {
 
 
 def tune_arguments(tune: argparse.ArgumentParser) -> None:
-    """The arguments of ``tune``."""
+    """Add the arguments of ``tune`` to its parser."""
     tune.description = _tune.__doc__
     tune.add_argument(
         "given", nargs="?", metavar="PROBLEM.json", help="what new index made (the problem of the traces; - is stdin)"
@@ -93,7 +93,7 @@ def _read(arguments: argparse.Namespace) -> IndexProblem:
     """The problem that was given.
 
     Raises:
-        InputError: it is none of this kind, or a flag says how to make one.
+        InputError: it is of another kind, or a flag says how to make one.
     """
     for name, default in arguments.of_new.items():
         if (value := getattr(arguments, name)) != default:
@@ -103,7 +103,7 @@ def _read(arguments: argparse.Namespace) -> IndexProblem:
 
 
 class _Session:
-    """What the process that runs traces says, and what it is answered."""
+    """The conversation with the process that runs traces: what it says, and what it is answered."""
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         new_index.expect_arguments(arguments)
@@ -115,7 +115,7 @@ class _Session:
         self._tuned: Message | None = None
 
     def take(self, problem: IndexProblem) -> IndexProblem:
-        """The first problem: its limit is that of all plans, though shares of what it needs change with costs."""
+        """Take the first problem: its limit is that of all plans, though shares of what it needs change with costs."""
         self._problem, self._options = problem, options_of(self._arguments, problem)
         return problem
 
@@ -142,7 +142,7 @@ class _Session:
         return None
 
     def finish(self) -> int:
-        """Write and print what came of it."""
+        """Write and print the outcome of the conversation."""
         if self._tuned is None:
             raise LoadmasterError("the process that runs the traces ended without an answer")
         arguments, terminal, told = self._arguments, self._terminal, self._tuned

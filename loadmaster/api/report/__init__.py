@@ -1,1 +1,1 @@
-"""What a plan looks like to a person: words, pictures (PNG), pages that work offline (HTML), and traces (Perfetto)."""
+"""Plans as people look at them: words, pictures (PNG), pages that work offline (HTML), and traces (Perfetto)."""

@@ -54,5 +54,5 @@ def _prefix(event: Timed, depth: int) -> tuple[str, ...]:
 
 
 def _name(path: tuple[str, ...]) -> str:
-    """The last part of a path; beside a number, the last two: ``layers.2``, and ``2.mlp`` in it."""
+    """The last part of a path, or the last two where one of them is a number: ``layers.2``, and ``2.mlp`` in it."""
     return ".".join(path[-2:] if any(part.isdigit() for part in path[-2:]) else path[-1:])

@@ -1,4 +1,4 @@
-"""A frontier beside what it is held against: its restrictions, the step with nothing planned, and measured points."""
+"""A frontier compared with its restrictions, the step with nothing planned, and measured points."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
 def _axes(
     limit: Limit, extras: Extras, unit: str, points: Sequence[tuple[int, float]]
 ) -> tuple[Chart, Callable[[float, float], At]]:
-    """A chart that holds the points, and where in it (limit, objective) lies.
+    """A chart that holds the points, and the function that places (limit, objective) in it.
 
     The kind's baseline is a line in it, unless there is a step with nothing planned to hold the points against.
     """
@@ -93,7 +93,7 @@ def _axes(
 
 
 def _labels(low: float, high: float) -> list[tuple[float, str]]:
-    """Where a logarithmic axis from ``low`` to ``high`` is labelled."""
+    """Labels of a logarithmic axis from ``low`` to ``high``, at the logarithms of round numbers."""
     if high <= _FEW_TICKS * low:
         values = ticks(low, high, 8)
         return [(math.log10(value), tick_label(value, values[1] - values[0])) for value in values]
@@ -108,7 +108,7 @@ def _words(mark: Measured, limit: Limit, unit: str) -> str:
 def _draw_band(
     chart: Chart, limit: Limit, curve: Sequence[Plan], colour: str, at: Callable[[float, float], At]
 ) -> bool:
-    """From the curve down to the proved bound, if two points have one."""
+    """Fill the band from the curve down to the proved bound, if two points have one; return whether they do."""
     bounded = [(limit.of_plan(plan), plan.objective or 0.0, plan.bound) for plan in curve if plan.bound is not None]
     outline = [at(value, objective) for value, objective, _ in bounded]
     outline += [at(value, bound) for value, _, bound in reversed(bounded)]

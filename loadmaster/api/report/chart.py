@@ -52,11 +52,11 @@ class Chart:
         return round(self._bottom - share * (self._bottom - self._top), 2)
 
     def add(self, markup: str) -> None:
-        """Raw SVG."""
+        """Add raw SVG markup to the chart."""
         self._parts.append(markup)
 
     def axes(self, x_title: str, y_title: str, y_labels: Sequence[tuple[float, str]] = ()) -> None:
-        """Grid lines, ticks and titles; on y at round numbers, or at (y, label)."""
+        """Draw grid lines, ticks and titles; on y at round numbers, or at (y, label)."""
         ys, xs = ticks(min(self._y), max(self._y), 8), ticks(*self._x, 9)
         round_labels = [(y, tick_label(y, ys[1] - ys[0] if len(ys) > 1 else 1)) for y in ys]
         for y, label in y_labels or round_labels:
@@ -87,10 +87,10 @@ class Chart:
 
 
 class LogChart(Chart):
-    """Both axes logarithmic; data coordinates are logarithms to base 10."""
+    """A chart with both axes logarithmic; data coordinates are logarithms to base 10."""
 
     def log_axes(self, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]], titles: tuple[str, str]) -> None:
-        """Grid lines at (value, label)."""
+        """Draw grid lines and labels at (value, label)."""
         for value, label in y:
             at = self.py(math.log10(value))
             self.add(f'<path d="M{self._left} {at}H{self._right}" stroke="var(--line)"/>')
@@ -112,7 +112,7 @@ class RowChart(Chart):
         self._labels, self._row_height = labels, row_height
 
     def row_axes(self, x_title: str) -> None:
-        """Time ticks below, a label before every row."""
+        """Draw time ticks below, and a label before every row."""
         xs = ticks(*self._x, 9)
         for x in xs:
             at = self.px(x)

@@ -1,4 +1,4 @@
-"""What frontiers are shown with: what a kind adds to them, and what they are held against."""
+"""Extras of frontiers: what a kind adds to them, and what they are compared with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a kind adds to the page and the table of its frontiers, and what they are held against.
+    """The columns and points that a kind adds to its frontiers, and what these are compared with.
 
     Attributes:
         objective: what the kind's objective is called.
@@ -40,13 +40,13 @@ class Extras:
     measured: Sequence[Measured] = ()
 
     def beside(self, found: Frontier, measured: Sequence[Measured] = ()) -> Extras:
-        """With the restrictions of a frontier, and what was measured."""
+        """Return these extras with the restrictions of a frontier, and what was measured."""
         plans = {name: [point.plan for point in of.points] for name, of in found.restrictions.items()}
         return replace(self, restrictions=plans, measured=measured)
 
 
 def extras_of(problem: Problem | None, plans: Sequence[Plan]) -> Extras:
-    """What the kind of a problem adds, if it does and the problem is at hand."""
+    """The extras that the kind of a problem adds, if it does and the problem is at hand."""
     limit = None if problem is None else limit_of(problem.kind)
     if limit is None or limit.extras is None:
         return Extras()
@@ -56,23 +56,23 @@ def extras_of(problem: Problem | None, plans: Sequence[Plan]) -> Extras:
 
 @dataclass(frozen=True)
 class Scale:
-    """How objectives are drawn: divided by ``factor`` they are in ``unit``."""
+    """The scale that objectives are drawn in: divided by ``factor`` they are in ``unit``."""
 
     factor: float
     unit: str
 
 
 def scale_of(unit: str) -> Scale:
-    """Milliseconds for microseconds, millijoules for microjoules."""
+    """The scale to draw a unit in: milliseconds for microseconds, millijoules for microjoules."""
     return {"us": Scale(1e3, "ms"), "uj": Scale(1e3, "mJ")}.get(unit, Scale(1.0, unit))
 
 
 def feasible(plans: Sequence[Plan]) -> list[Plan]:
-    """The points of the curve."""
+    """Select the plans with an objective: the points of the curve."""
     return [plan for plan in plans if plan.objective is not None]
 
 
 def published(limit: Limit, curve: Sequence[Plan], extras: Extras) -> list[tuple[int, float]]:
-    """What others found for the limits of the curve."""
+    """Published results of others for the limits of the curve, as (limit, objective)."""
     swept = {limit.of_plan(plan) for plan in curve}
     return sorted((value, objective) for value, objective in extras.published.items() if value in swept)

@@ -18,7 +18,7 @@ from loadmaster.models.units import limit_scale, show_cost, show_limit, show_sha
 
 
 def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table: a row for every plan, those that say that there is none too."""
+    """Header and rows of the table of a sweep: a row for every plan, infeasible ones too."""
     rows, others = [], dict(published(limit, plans, extras))
     for n, plan in enumerate(plans):
         row = [show_limit(limit.of_plan(plan), limit.unit), plan.standing]
@@ -46,7 +46,7 @@ def _restricted(limit: Limit, plan: Plan, narrower: Sequence[Plan]) -> str:
 
 
 def curve_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
-    """The picture of a sweep with at least one feasible plan: the curve alone, or with others beside it."""
+    """The picture of a sweep with at least one feasible plan: the curve alone, or compared with others."""
     draw = beside_picture if extras.restrictions or extras.measured else frontier_picture
     return draw(limit, curve, extras)
 
@@ -79,7 +79,7 @@ def frontier_png(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras
 
 @dataclass(frozen=True)
 class Point:
-    """What is known of one limit, and where more of it is."""
+    """One limit of a frontier: what is known of it, and the address of more."""
 
     value: int
     objective: float | None
@@ -101,7 +101,7 @@ def points_picture(
     extras: Extras,
     marked: Sequence[tuple[int, float]] = (),
 ) -> Picture:
-    """The same of points alone, those with an objective; at least one has.
+    """Objective against limit from points alone, those with an objective; at least one has.
 
     Args:
         limit: its name and its unit.

@@ -1,4 +1,4 @@
-"""Points that a user has measured, to be drawn beside planned ones: read from CSV, JSON or Python."""
+"""Points that a user has measured, to be drawn with planned ones: read from CSV, JSON or Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BEFORE = b"\xef\xbb\xbf \t\r\n"
 
 @dataclass(frozen=True)
 class Measured:
-    """One step: how it was made, what it took of the limit, and the objective that was measured."""
+    """A measured step: how it was made, what it took of the limit, and the objective that was measured."""
 
     method: str
     value: int
@@ -52,7 +52,7 @@ def read_measured(source: Points, problem: Problem, limit: Limit, field: str = "
 
 
 def measured_rows(limit: Limit, measured: Sequence[Measured], unit: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of their table."""
+    """Header and rows of the table of measured points."""
     rows = [[m.method, show_limit(m.value, limit.unit), show_cost(m.objective, unit)] for m in measured]
     return ["method", _taken(limit), "measured"], rows
 
@@ -88,7 +88,7 @@ def _rows_of(path: Path, field: str) -> list[Any]:
 
 
 def _point(row: object, problem: Problem, limit: Limit, field: str) -> Measured:
-    """One row; an empty cell is one that is missing."""
+    """Read one row; an empty cell is one that is missing."""
     if not isinstance(row, Mapping):
         raise InputError(field, row, "is no row", f"A row has {_columns(problem, limit)}.")
     cells = {name: value for name, value in row.items() if value not in (None, "")}
@@ -105,7 +105,7 @@ def _point(row: object, problem: Problem, limit: Limit, field: str) -> Measured:
 
 
 def _whole(given: Any) -> Any:
-    """A whole number as an int, be it a float or of NumPy; anything else as it is."""
+    """Return a whole number as an int, be it a float or of NumPy; anything else as it is."""
     if isinstance(given, Integral) and not isinstance(given, bool):
         return int(given)
     return int(given) if isinstance(given, float) and given.is_integer() else given

@@ -43,7 +43,7 @@ class ShownPair:
 
 
 class ShownFrontier:
-    """A frontier of a problem and what is beside it, as a notebook draws it and ``print`` says it."""
+    """A frontier of a problem and what it is compared with, as a notebook draws it and ``print`` says it."""
 
     def __init__(self, problem: Problem, found: Frontier, measured: Sequence[Measured] = ()) -> None:
         self.problem, self.found, self.measured = problem, found, measured
@@ -70,10 +70,10 @@ def show(
     *,
     measured: Points | Any = None,
 ) -> ShownPair | ShownFrontier:
-    """What a plan does to its problem, or what a frontier says of it: with pictures in a notebook, in words elsewhere.
+    """Show what a plan does to its problem, or what a frontier says of it: in pictures or in words.
 
     Args:
-        measured: points to draw beside a frontier: a file, or rows (see
+        measured: points to draw with a frontier: a file, or rows (see
             :func:`loadmaster.api.report.measured.read_measured`); what a plan measured: ``fitted.measurement``, or the
             file that ``fit`` wrote.
 
@@ -147,7 +147,7 @@ def _extras(found: Frontier, problem: Problem | None, measured: Sequence[Measure
 
 
 def _pictures(problem: Problem, plan: Plan, measured: Any) -> Sequence[Picture]:
-    """Those of the kind, if it draws any: its views say so by a function ``pictures(view)``."""
+    """Pictures of a plan, if its kind draws any: its views say so by a function ``pictures(view)``."""
     draw = getattr(views_of(plan.kind), "pictures", None)
     if draw is None or plan.status == "infeasible":
         return ()

@@ -14,7 +14,7 @@ from loadmaster.models.units import byte_scale, show_bytes
 
 @dataclass(frozen=True)
 class Stretch:
-    """So many bytes for so long.
+    """A number of bytes for a length of time.
 
     Attributes:
         colour: of :mod:`loadmaster.api.report.colours`; neighbours of one colour are one shape.
@@ -30,7 +30,7 @@ class Stretch:
 
     @property
     def end_us(self) -> float:
-        """When it is over."""
+        """The end of the stretch, in microseconds from the start of the step."""
         return self.start_us + self.duration_us
 
 

@@ -64,7 +64,7 @@ def style() -> str:
 
 @cache
 def script() -> str:
-    """What reads out the marks of pictures."""
+    """The script that reads out the marks of pictures."""
     return (files("loadmaster.api.report") / "marks.js").read_text("utf-8")
 
 
@@ -123,7 +123,7 @@ def keys(items: Sequence[tuple[str, str]]) -> str:
 
 
 def shown(picture: Picture) -> str:
-    """A picture as HTML."""
+    """Write a picture as HTML: the figure with its heading, caption and legend."""
     heading = f"<h2>{escape(picture.heading)}</h2>\n" if picture.heading else ""
     caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     legend = keys(picture.legend) if picture.legend else ""

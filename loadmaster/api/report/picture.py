@@ -22,9 +22,9 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # Pixels of the PNG for a unit of the drawing.
 _ZOOM = 1.5
 _MARGIN, _LINE = 20, 17
-# Of 12 units high text: so wide a letter is on average, and so many lines of it fit beside each other.
+# Width of a letter of text 12 units high, on average.
 _LETTER = 7.0
-# Of a sheet without pictures.
+# Width of a sheet without pictures.
 _EMPTY_WIDTH = 480.0
 # By a class of its own: in a notebook a style reaches all of the page.
 _STYLE = (
@@ -46,11 +46,11 @@ class Drawing:
 
     @property
     def has_words(self) -> bool:
-        """Whether there is something to read in it, which asks for a certain size."""
+        """True if the drawing has words to read, which asks for a certain size."""
         return "<text" in self.markup
 
     def svg(self) -> str:
-        """As a part of a page."""
+        """The drawing as an SVG element of a page."""
         # What is in an image is not read out, and could not be followed.
         role = "group" if "<a " in self.markup else "img"
         return (
@@ -70,7 +70,7 @@ class Picture:
 
 
 def png_bytes(title: str, pictures: Sequence[Picture]) -> bytes:
-    """Pictures below each other, under a title."""
+    """A PNG of pictures below each other, under a title."""
     from resvg_py import svg_to_bytes
 
     svg = sheet_svg(title, pictures)
@@ -79,7 +79,7 @@ def png_bytes(title: str, pictures: Sequence[Picture]) -> bytes:
 
 
 def sheet_svg(title: str, pictures: Sequence[Picture]) -> str:
-    """One SVG of all, in the colours of a light page whatever is around it."""
+    """One SVG of all pictures, in the colours of a light page whatever is around it."""
     return _NO_XML.sub("\ufffd", in_light(_sheet(title, pictures)))
 
 

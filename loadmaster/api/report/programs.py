@@ -12,7 +12,7 @@ __all__ = ["mps_file"]
 
 
 def mps_file(program: Program, plan: Plan, words: str) -> bytes:
-    """The file.
+    """Write a program as an MPS file with its head.
 
     Args:
         words: what the program's points are.

@@ -1,4 +1,4 @@
-"""How a search went: the best plan and the proved bound over time, and what is between them."""
+"""The course of a search: the best plan and the proved bound over time, and what is between them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _steps(points: Sequence[tuple[float, float | None]]) -> list[At]:
 
 
 def _since(corners: Sequence[At], start_s: float) -> list[At]:
-    """The part of such a line from a time on at which it is there."""
+    """The corners of a line of :func:`_steps` from a time on at which the line is there."""
     begun = [value for seconds, value in corners if seconds <= start_s]
     return [(start_s, begun[-1]), *(corner for corner in corners if corner[0] > start_s)]
 

@@ -1,4 +1,4 @@
-"""Policies beside each other: what the room of a kind gives to ``simulate``."""
+"""Policies compared with each other: what the room of a kind gives to ``simulate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How plans of each kind are shown: what the room of a kind offers to command line, service and pages."""
+"""Views of plans by kind: what the room of a kind offers to command line, service and pages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class Views(Protocol):
         """The lines that ``plan``, ``watch`` and ``show`` print, from the plan alone: where it is infeasible, why."""
 
     def infeasible(self, plan: Any) -> str:
-        """Of a plan that says that there is none: why, and what to relax, in a sentence or two (where its summary is
-        not printed)."""
+        """Explain in a sentence or two why no plan exists, and what to relax (where the summary is not printed)."""
 
     def verdict(self, plan: Any, verdict: Any) -> str:
-        """What the checker found, in one line, whether or not the plan holds."""
+        """The checker's findings in one line, whether or not the plan holds."""
 
     def view(self, problem: Any, plan: Any) -> Any:
         """A feasible plan joined with its problem, for details and exports; refuses (InputError) a plan that is of
@@ -42,7 +41,7 @@ def views_of(kind: str) -> Views:
     """The views of a kind.
 
     Raises:
-        InputError: it is no kind's name.
+        InputError: it is not the name of a kind.
     """
     found: Views = resolve(kind_named(kind).views)
     return found
@@ -70,6 +69,6 @@ def export(
 
 
 def export_view(view: Any, what: Export, numbers: Mapping[str, int]) -> bytes | Mapping[str, bytes]:
-    """The same, from a view that was made before."""
+    """Export a plan from a view that was made before; see :func:`export`."""
     written: bytes | Mapping[str, bytes] = resolve(what.write)(view, **numbers)
     return written

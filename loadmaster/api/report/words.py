@@ -1,4 +1,4 @@
-"""What the summaries of several kinds share: rows of words, the proof, the method."""
+"""Parts that the summaries of several kinds share: rows of words, the proof, the method."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def in_rows(head: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 host``, ``2 hosts``."""
+    """Format a count and its noun: ``1 host``, ``2 hosts``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def proof(plan: Plan) -> str:
-    """The bound and the gap."""
+    """The bound and the gap of a plan in words."""
     if plan.bound is None:
         return "none: no bound was computed"
     return f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"

@@ -1,4 +1,4 @@
-"""The app: all endpoints, the store behind them, and the workers beside them, from one :class:`Settings`."""
+"""The app: all endpoints, the store behind them, and the workers next to them, from one :class:`Settings`."""
 
 from __future__ import annotations
 

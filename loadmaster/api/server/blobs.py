@@ -40,7 +40,7 @@ Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of t
 
 
 async def held(request: Request) -> Held:
-    """What the request holds of the memory for bodies."""
+    """The share of the memory for bodies that a request holds."""
     found = request.state.held
     assert isinstance(found, Held)
     return found
@@ -74,7 +74,7 @@ async def put_blob(service: ServiceDep, sha256: Sha256, request: Request) -> Res
 
 @router.head("/v1/blobs/{sha256}", response_class=Response, responses=problem_answers(404, 422))
 def head_blob(service: ServiceDep, sha256: Sha256) -> Response:
-    """Whether a blob is here, and how long it is."""
+    """Tell whether a blob is here, and how long it is."""
     head = service.blobs.head(sha256)
     if head is None:
         raise not_found("blob", sha256)
@@ -87,7 +87,7 @@ def head_blob(service: ServiceDep, sha256: Sha256) -> Response:
     responses={200: {"content": {_BYTES: {}}}, **problem_answers(404, 422)},
 )
 def get_blob(service: ServiceDep, sha256: Sha256) -> Response:
-    """The bytes as they were sent."""
+    """Get the bytes of a blob as they were sent."""
     blob = service.blobs.get(sha256)
     if blob is None:
         raise not_found("blob", sha256)

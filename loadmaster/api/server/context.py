@@ -1,4 +1,4 @@
-"""What the endpoints share: settings, store, planner. Held by the app, handed to endpoints as a dependency."""
+"""State that the endpoints share: settings, store, planner. Held by the app, handed to endpoints as a dependency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``/openapi.json`` says beyond what endpoints say of themselves: bodies, refusals, keys."""
+"""Additions to ``/openapi.json`` beyond what endpoints say of themselves: bodies, refusals, keys."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ router = APIRouter(tags=["plans"])
 
 
 class EventStream(HoldingResponse):
-    """Holds a place among the streams. Not FastAPI's own kind of response: its two tasks end in a traceback when a
-    client leaves."""
+    """A response that holds a place among the streams. Not FastAPI's own kind, whose two tasks end in a traceback
+    when a client leaves."""
 
     media_type = "text/event-stream"
 
@@ -63,7 +63,7 @@ async def plan_events(
     service: ServiceDep, caller: CallerDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
 ) -> EventStream:
     """Events of the types state, progress, incumbent, log and done; the stream ends after done, or with its key."""
-    # Whatever lies between may not keep events back to send several at once.
+    # Proxies on the way may not keep events back to send several at once.
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     with contextlib.ExitStack() as held:
         held.enter_context(service.streams.take(caller))
@@ -91,7 +91,7 @@ async def _events(service: Service, caller: Caller, job_id: str, seen: int) -> A
         with anyio.move_on_after(LOOK_EVERY_S) as silence:
             is_there = await service.news.wait(job_id, seen)
         if silence.cancelled_caught:
-            # Connections on which nothing is said are closed by what lies between.
+            # Proxies on the way close connections on which nothing is said.
             yield KEEPALIVE_COMMENT
         elif not is_there:
             return

@@ -58,10 +58,10 @@ async def export_plan(
 
 
 def _numbers(what: Export, given: Mapping[str, str]) -> dict[str, int]:
-    """The numbers of the query.
+    """Read the numbers of an export from the query.
 
     Raises:
-        InputError: one that the export does not take, or that is none of those that it may be.
+        InputError: one that the export does not take, or whose value it does not take.
     """
     known = {number.name: number for number in what.numbers}
     for name, text in given.items():

@@ -56,7 +56,7 @@ async def submit_frontier(
 
 @router.get("/v1/frontiers/{frontier_id:id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
-    """The points so far."""
+    """Get the points of a frontier so far."""
     return _frontier_response(existing_frontier(service, frontier_id))
 
 
@@ -67,12 +67,12 @@ def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     responses=problem_answers(404, 422),
 )
 def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: FrontierId) -> Response:
-    """Cancel all its plans; what was found is kept."""
+    """Cancel all plans of a frontier; what was found is kept."""
     return _frontier_response(cancel_all(service, caller, frontier_id), status=202)
 
 
 def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
-    """Cancel the jobs of a frontier; where they stand then.
+    """Cancel the jobs of a frontier; returns it as it stands then.
 
     Raises:
         Refusal: 404, or 403 if it is another's.
@@ -85,7 +85,7 @@ def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
 
 
 def existing_frontier(service: Service, frontier_id: str) -> Frontier:
-    """The frontier of that id.
+    """Look up a frontier by its id.
 
     Raises:
         Refusal: 404.

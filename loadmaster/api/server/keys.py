@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: API keys, sent as ``Authorization: Bearer KEY``, by browsers as a cookie.
+"""Check of API keys, sent as ``Authorization: Bearer KEY``, by browsers as a cookie: who asks, and whether they may.
 
 Everything asks for a key but what :data:`OPEN` names, so that a new endpoint cannot be left open by mistake: to read
 needs the scope ``read``, any other method ``submit``. Whose a plan is, endpoints ask (:class:`Caller`).
@@ -42,7 +42,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Whether the service is up, anybody may ask; files that come with the package are no secret.
+# Anybody may ask whether the service is up; files that come with the package are not secret.
 OPEN = ("/livez", "/readyz")
 _OPEN_FOLDER = "/static/"
 SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
@@ -54,7 +54,7 @@ _REALM = 'Bearer realm="loadmaster"'
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks.
+    """The caller of a request.
 
     Attributes:
         name: of the key, which is the owner of what it submits; None where the service asks for no keys.
@@ -66,7 +66,7 @@ class Caller:
     key_made_at: float | None = None
 
     def expect_may_change(self, what: str, owner: str | None) -> None:
-        """Raises Refusal 403 for what is another's."""
+        """Raise Refusal 403 for what is another's."""
         if self.scope is store.Scope.ADMIN or (self.name is not None and owner == self.name):
             return
         whose = "was submitted without a key" if owner is None else f"is {owner}'s"
@@ -79,7 +79,7 @@ _ANYBODY = Caller(None, store.Scope.ADMIN)
 
 
 async def caller(request: Request) -> Caller:
-    """Who a request comes from."""
+    """The caller that a request comes from."""
     found = request.state.caller
     assert isinstance(found, Caller)
     return found
@@ -89,7 +89,7 @@ CallerDep = Annotated[Caller, Depends(caller)]
 
 
 class KeysInUse:
-    """Whether the keys of callers whose answers go on for long were revoked. Used within one event loop.
+    """Watch over keys that are revoked while answers to them go on for long. Used within one event loop.
 
     One look at the store serves all who ask within a few seconds.
     """
@@ -101,7 +101,7 @@ class KeysInUse:
         self._looked_at: float | None = None
 
     async def has(self, caller: Caller) -> bool:
-        """Whether a caller would be let in still, as of :data:`LOOK_EVERY_S` ago."""
+        """Return whether a caller would still be let in, as of :data:`LOOK_EVERY_S` ago."""
         if caller.name is None or caller.key_made_at is None:
             return True
         async with self._looking:
@@ -137,7 +137,7 @@ class KeyCheck:
             await answer(scope, receive, send)
 
     async def _expect_key(self, scope: Scope) -> Caller | Response:
-        """Who asks, or the refusal."""
+        """Return who asks, or the refusal."""
         if self._keys is None:
             return _ANYBODY
         connection = HTTPConnection(scope)

@@ -44,7 +44,7 @@ def put_measurement(service: ServiceDep, job: OwnJobDep, body: BodyDep) -> Respo
     response_class=JSONResponse,
 )
 def get_measurement(service: ServiceDep, job: JobDep) -> Response:
-    """What the plan measured."""
+    """Get what a plan measured when it ran."""
     found = service.measurements.get(job.id)
     if found is None:
         raise not_found("measurement of", job.id)

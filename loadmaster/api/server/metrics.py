@@ -31,7 +31,7 @@ class StoreCollector(Collector):
         self._database = database
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, from one state of the store."""
+        """Yield all metrics, from one state of the store."""
         found = figures.read(self._database)
         by_state = GaugeMetricFamily("loadmaster_jobs", "Jobs by state", labels=["state"])
         for state in State:

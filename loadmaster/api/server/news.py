@@ -1,4 +1,4 @@
-"""Wakes whoever waits for a job: event streams and long polls. One look at the database serves all of them."""
+"""Waiting for events of jobs, by event streams and long polls. One look at the database serves all who wait."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Sent:
 
 
 class News:
-    """Used within one event loop.
+    """News of jobs for all who wait for them. Used within one event loop.
 
     Args:
-        events: what follows event ``after`` of a job.
+        events: the events of a job that follow event ``after``.
         heads: the numbers of the latest events of jobs, by id; a job that is gone is left out.
         poll_s: how often it is asked, while anybody waits.
         stopping: set when the server has begun to shut down.
@@ -55,7 +55,7 @@ class News:
         self._looking: asyncio.Task[None] | None = None
 
     async def events(self, job_id: str, seen: int) -> list[Sent]:
-        """What follows event ``seen`` of a job. Streams that are as far share one read."""
+        """Return the events of a job that follow event ``seen``. Streams that are as far share one read."""
         key = (job_id, seen)
         read = self._reads.get(key)
         if read is None:
@@ -68,7 +68,7 @@ class News:
         return [_sent(event) for event in self._events(job_id, seen)]
 
     async def wait(self, job_id: str, seen: int) -> bool:
-        """Until the job has an event after ``seen``. False: there is no such job any more, or the server stops."""
+        """Wait until the job has an event after ``seen``. False: there is no such job any more, or the server stops."""
         news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[news] = (job_id, seen)
         if self._looking is None or self._looking.done():

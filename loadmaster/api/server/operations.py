@@ -18,13 +18,13 @@ router = APIRouter()
 
 @router.get("/livez", tags=["operations"])
 async def livez() -> Health:
-    """Whether this process answers at all: nothing else is asked. Restart it when it does not."""
+    """Tell that this process answers: nothing else is asked. Restart it when it does not."""
     return Health(status="ok")
 
 
 @router.get("/readyz", tags=["operations"], responses={503: {"model": Health}})
 async def readyz(service: ServiceDep, response: Response) -> Health:
-    """Whether plans can be submitted and will be worked on: threads are free, the store takes writes, workers live."""
+    """Tell whether plans can be submitted and will be worked on: free threads, a store that takes writes, workers."""
     checks = {
         "server": "stopping" if service.stopping.is_set() else "ok",
         "threads": await service.readiness.threads(),
@@ -36,7 +36,7 @@ async def readyz(service: ServiceDep, response: Response) -> Health:
 
 
 def look(database: Database, settings: Settings) -> dict[str, str]:
-    """What is asked of the store to know whether the service is ready. May wait for others who write."""
+    """Ask the store for what tells whether the service is ready. May wait for others who write."""
     try:
         found = figures.read(database)
         takes_writes = database.takes_writes()
@@ -52,7 +52,7 @@ def look(database: Database, settings: Settings) -> dict[str, str]:
 
 @router.get("/v1/solvers", tags=["catalogue"])
 def list_solvers() -> SolverList:
-    """The solvers installed here."""
+    """List the solvers installed on the server."""
     found = [
         SolverResource(name=solver.name, version=solver.version, features=list(solver.features))
         for solver in registry.available()
@@ -62,5 +62,5 @@ def list_solvers() -> SolverList:
 
 @router.get("/v1/hardware", tags=["catalogue"])
 def list_hardware() -> HardwareList:
-    """The devices that problems can be built and priced for by name."""
+    """List the devices that problems can be built and priced for by name."""
     return HardwareList(hardware=[device.document() for device in catalogue()])

@@ -1,4 +1,4 @@
-"""How many connections there may be, and how long one may take to say what it wants.
+"""Limits on connections: how many there may be, and how long one may take to send a request.
 
 Half of a request's headers would hold a place for ever. And a server without descriptors answers nobody: what comes
 beyond those that it can have is told so and closed. Bodies have their own limit (``server/reading/body.py``), and idle
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 # So many connections are taken at once, before any of them can be told that it is one too many.
 BACKLOG = 64
-# Beside those, what is no connection of a client: the store's, processes that work for the server, their files.
+# In addition, descriptors that are not of clients: the store's, processes that work for the server, their files.
 _RESERVED = 96 + BACKLOG
 _FEWEST_CONNECTIONS = 16
 _MOST_DESCRIPTORS = 65_536
@@ -33,7 +33,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections() -> int:
-    """How many connections of clients the open files of this process are enough for."""
+    """The number of connections of clients that the open files of this process are enough for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MOST_DESCRIPTORS)
     return max(_FEWEST_CONNECTIONS, descriptors - _RESERVED)

@@ -1,4 +1,4 @@
-"""How much of one sort may go on at a time: of one caller, and of all, so that no caller takes what others need."""
+"""Limits on how much of one sort goes on at a time: of one caller, and of all, so that none takes what others need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RETRY_AFTER_S = "5"
 
 
 class Places:
-    """Used within one event loop.
+    """Places for work of one sort, which callers take and give back. Used within one event loop.
 
     Args:
         what: in the plural, for refusals.

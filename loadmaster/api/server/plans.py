@@ -43,7 +43,7 @@ BodyDep = Annotated[bytes, Depends(json_bytes)]
 
 
 def body_schema(name: str) -> dict[str, Any]:
-    """Describes a body that the endpoint reads by itself."""
+    """Describe a body that the endpoint reads by itself."""
     schema = {"$ref": f"#/components/schemas/{name}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -107,7 +107,7 @@ def list_plans(
     cursor: Annotated[str | None, Query(max_length=64, description="from the link to the next page")] = None,
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 50,
 ) -> PlanPage:
-    """Plans, newest first."""
+    """List plans, the newest first, page by page."""
     # One more than asked for tells whether there is another page.
     named = label_filter(label)
     jobs = service.jobs.latest(state=state, kind=kind, label=named, owner=owner, before=cursor, limit=limit + 1)
@@ -121,7 +121,7 @@ def list_plans(
 
 
 def label_filter(label: str | None) -> tuple[str, str] | None:
-    """``name:value`` as name and value.
+    """Split ``name:value`` into name and value.
 
     Raises:
         InputError: there is no colon.
@@ -149,7 +149,7 @@ async def show_plan(
     ] = 0.0,
     if_none_match: Annotated[str | None, Header(max_length=255)] = None,
 ) -> Response:
-    """State and figures of a plan."""
+    """Get state and figures of a plan."""
     known = known_tags(if_none_match)
     deadline = time.monotonic() + wait
     while True:
@@ -173,7 +173,7 @@ async def show_plan(
     response_class=JSONResponse,
 )
 def plan_problem(service: ServiceDep, job: JobDep) -> Response:
-    """The problem document that was submitted."""
+    """Get the problem document that was submitted."""
     return Response(service.jobs.document(job.problem_sha256).content(), media_type="application/json")
 
 
@@ -192,7 +192,7 @@ def plan_log(
     "/v1/plans/{plan_id}:cancel", status_code=202, response_model=PlanResource, responses=problem_answers(404, 422)
 )
 def cancel_plan(service: ServiceDep, job: OwnJobDep) -> Response:
-    """Cancel; the best plan found so far is kept. Cancelling what is final changes nothing."""
+    """Cancel a plan; the best one found so far is kept. Cancelling what is final changes nothing."""
     cancelled = service.jobs.cancel(job.id)
     if cancelled is None:
         raise not_found("plan", job.id)
@@ -212,7 +212,7 @@ def purge_plan(service: ServiceDep, job: OwnJobDep) -> Response:
 
 
 def known_tags(if_none_match: str | None) -> set[str]:
-    """The tags of what a caller has already."""
+    """The tags of the versions that a caller has already."""
     return {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")} - {""}
 
 

@@ -45,12 +45,12 @@ _LONGEST_ID = 80
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY_AFTER_S = "2"
 GONE = "What was stored of this plan is gone or damaged. Submit the problem again."
-# Until some of so many jobs are done.
+# A full queue is asked again after some of so many jobs are done.
 _QUEUE_RETRY_AFTER_S = "10"
 
 
 class Refusal(Exception):
-    """Raised by endpoints: becomes problem details."""
+    """A refusal that endpoints raise: it becomes problem details."""
 
     def __init__(self, status: int, type_: ProblemType, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -58,11 +58,11 @@ class Refusal(Exception):
 
 
 class NoMoreEvents(Exception):
-    """Raised for a stream that its reader has seen to the end: 204 tells browsers not to reconnect."""
+    """The end of a stream that its reader has seen already: 204 tells browsers not to reconnect."""
 
 
 def not_found(what: str, identifier: str, *, beside: Sequence[str] = ()) -> Refusal:
-    """404 for an id that is not known, or a name that is none of a few."""
+    """The refusal 404 for an id that is not known, or a name that is none of a few."""
     known = f" of this plan; there are {', '.join(beside)}" if beside else ""
     return Refusal(404, ProblemType.NOT_FOUND, f"There is no {what} {identifier[:_LONGEST_ID]!r}{known}.")
 
@@ -90,13 +90,13 @@ def problem_response(
 
 
 def json_pointer(field: str) -> str:
-    """``problem.forward[3].inputs`` as ``/problem/forward/3/inputs`` (RFC 6901)."""
+    """Write ``problem.forward[3].inputs`` as ``/problem/forward/3/inputs`` (RFC 6901)."""
     parts = _INDEX.sub(r".\1", field).split(".")
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts if part)
 
 
 def input_problem(error: InputError, instance: str | None = None) -> JSONResponse:
-    """422 with the field, the value and the remedy that the error names."""
+    """The answer 422 with the field, the value and the remedy that the error names."""
     item = ProblemError(
         pointer=json_pointer(error.field),
         field=show(error.field)[1:-1],
@@ -133,7 +133,7 @@ def _no_more_events(request: Request, error: Exception) -> Response:
 
 
 def _nobody(request: Request, error: Exception) -> Response:
-    """Whoever leaves in the middle of a body reads no answer, and nothing is wrong here."""
+    """Answer a client that left in the middle of a body: it reads no answer, and nothing is wrong here."""
     return Response(status_code=400)
 
 
@@ -158,7 +158,7 @@ def _queue_full(request: Request, error: Exception) -> JSONResponse:
 
 
 def _validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Parameters of the path, the query or the headers that FastAPI refused."""
+    """Answer 422 for parameters of the path, the query or the headers that FastAPI refused."""
     assert isinstance(error, RequestValidationError)
     items = [_validation_item(item) for item in error.errors()]
     detail = f"{items[0].field}: {items[0].problem} (found {items[0].value})."
@@ -200,7 +200,7 @@ def _database_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def database_problem(error: SQLAlchemyError, instance: str) -> JSONResponse:
-    """503 for a store that does not answer."""
+    """The answer 503 for a store that does not respond."""
     log_error(logger, f"{instance} is refused", error)
     return problem_response(
         503,

@@ -1,4 +1,4 @@
-"""Whether the service is ready, told without a wait: a look at the store may take long while others write to it."""
+"""Readiness of the service, told without a wait: a look at the store may take long while others write to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_WITHOUT_THREAD_S = 2.0
 
 
 class Readiness:
-    """Looks when it is asked, once at a time. While a look takes long, the one before it counts.
+    """Looks at the service when asked, one look at a time. While a look takes long, the one before it counts.
 
     Used within one event loop.
 
@@ -36,7 +36,7 @@ class Readiness:
         self._waiting_since = 0.0
 
     async def checks(self) -> Mapping[str, str]:
-        """The checks as they stand."""
+        """Return the checks as they stand."""
         if self._looking is None or self._looking.done():
             self._since = time.monotonic()
             self._looking = asyncio.create_task(self._ask())
@@ -47,7 +47,7 @@ class Readiness:
         return self._latest
 
     async def threads(self) -> str:
-        """Whether a request would find a thread to serve it."""
+        """Ask whether a request would find a thread to serve it."""
         if self._thread is None or self._thread.done():
             self._waiting_since = time.monotonic()
             self._thread = asyncio.create_task(anyio.to_thread.run_sync(_nothing))
@@ -60,4 +60,4 @@ class Readiness:
 
 
 def _nothing() -> None:
-    """What any thread can do at once."""
+    """Do nothing: any thread can do so at once."""

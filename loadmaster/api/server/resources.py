@@ -112,7 +112,7 @@ def budget_bytes(kind: str, value: int | None) -> int | None:
 
 
 def exports_of(job: Job) -> dict[str, str]:
-    """The addresses of what the job's plan, or its best so far, can be had as, by name."""
+    """The addresses of every form that the job's plan, or its best so far, can be had in, by name."""
     known = find_kind(job.kind)
     is_result = job.plan_sha256 is not None and job.objective is not None
     if known is None or not (is_result or job.incumbent_objective is not None):
@@ -122,12 +122,12 @@ def exports_of(job: Job) -> dict[str, str]:
 
 
 def incumbent_address(job: Job) -> str:
-    """Where the best plan so far is."""
+    """The address of the best plan so far."""
     return f"/v1/plans/{job.id}/result{LATEST}"
 
 
 def frontier_state(states: list[State]) -> State:
-    """Unfinished as long as one point is; then failed or cancelled if one point is missing for that reason."""
+    """State of a frontier: unfinished as long as a point is; then failed or cancelled if one is missing for that."""
     if all(state is State.QUEUED for state in states):
         return State.QUEUED
     if not all(state.final for state in states):

@@ -50,7 +50,7 @@ def plan_result(
     incumbent: Incumbent = None,
     if_none_match: Annotated[str | None, Header(max_length=255)] = None,
 ) -> Response:
-    """The plan document. Of a cancelled plan it is the best one found before; with incumbent=latest the best so far."""
+    """Get the plan document: of a cancelled plan the best one found before; with incumbent=latest the best so far."""
     found = found_plan(service, job, incumbent)
     headers = {"ETag": f'"{found.packed.sha256}"'}
     if headers["ETag"] in known_tags(if_none_match):
@@ -66,7 +66,7 @@ def packed_documents(service: Service, job: Job, found: Found) -> tuple[bytes, .
 
 
 def found_plan(service: Service, job: Job, incumbent: Literal["latest"] | None = None) -> Found:
-    """The result of a job; asked for the incumbent, the best plan so far where there is no result.
+    """Return the result of a job; asked for the incumbent, the best plan so far where there is no result.
 
     Raises:
         Refusal: 409, there is none yet, or none at all.

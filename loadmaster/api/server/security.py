@@ -1,4 +1,4 @@
-"""What keeps web pages of others out of a service that asks for no keys, and what its own pages may do.
+"""Protection of a service that asks for no keys from web pages of others, and limits on what its own pages may do.
 
 A page from anywhere can have its reader's browser call any address. It cannot read the answers of another origin,
 unless its own name is pointed at the service's address (DNS rebinding): then ``Host`` still says the page's name. So
@@ -40,7 +40,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine is meant by a name or an address."""
+    """Return whether a name or an address means this machine alone."""
     address = _address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
@@ -50,7 +50,7 @@ class HostCheck:
 
     Args:
         host: that the service listens on.
-        names: that it is reached by, beside ``localhost`` and addresses in digits.
+        names: that it is reached by, in addition to ``localhost`` and addresses in digits.
     """
 
     def __init__(self, app: ASGIApp, host: str, names: Iterable[str]) -> None:
@@ -103,7 +103,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL, none of them where it is no URL."""
+    """The parts of a URL, none of them where it is not a URL."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # is read here, because a bad one fails only now

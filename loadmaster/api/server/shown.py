@@ -1,4 +1,4 @@
-"""What was found in a request, as a refusal shows it: cut short, and text that can be sent."""
+"""Values from requests as refusals show them: cut short, and text that can be sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHOWN_CHARACTERS = 80
 
 
 class Shown:
-    """Stands for a value that only its text is kept of."""
+    """A value of which only its text is kept."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -20,7 +20,7 @@ class Shown:
 
 
 def show(value: object) -> str:
-    """A value as text, cut short."""
+    """Write a value as text, cut short."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):
@@ -33,5 +33,5 @@ def show(value: object) -> str:
 
 
 def with_shown_value(error: InputError) -> InputError:
-    """The same refusal without the value, which may be the whole of a body."""
+    """Return the refusal without the value, which may be the whole of a body."""
     return InputError(error.field, Shown(show(error.value)), error.problem, error.remedy)

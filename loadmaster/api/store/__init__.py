@@ -1,1 +1,1 @@
-"""Where the service keeps its jobs: tables, submissions and reads, and the queue of leases. SQLAlchemy core."""
+"""The store of jobs: tables, submissions and reads, and the queue of leases. SQLAlchemy core."""

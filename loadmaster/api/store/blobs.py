@@ -24,7 +24,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BlobHead:
-    """How large a blob is: its bytes, and about how many values they are as JSON."""
+    """The size of a blob: its bytes, and about how many values they are as JSON."""
 
     size_bytes: int
     json_values: int
@@ -38,7 +38,7 @@ class PackedBlob(BlobHead):
     body: bytes
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes as they were sent.
+        """Yield the bytes as they were sent, in pieces.
 
         Raises:
             UnreadableDocumentError: the body is damaged.
@@ -71,7 +71,7 @@ class BlobPacker:
         self._json_values += json_values
 
     def packed(self) -> PackedBlob:
-        """The whole. Nothing can be added afterwards."""
+        """Return the whole blob. Nothing can be added afterwards."""
         body = b"".join([*self._pieces, self._compress.flush()])
         return PackedBlob(self._size_bytes, self._json_values, self._hash.hexdigest(), body)
 
@@ -99,7 +99,7 @@ class Blobs:
             return True
 
     def head(self, sha256: str) -> BlobHead | None:
-        """How large it is, or None if it is not here."""
+        """The size of a blob, or None if it is not here."""
         columns = schema.blob.c
         query = sa.select(columns.size_bytes, columns.json_values).where(columns.sha256 == sha256)
         with self._database.read() as connection:
@@ -116,13 +116,13 @@ class Blobs:
 
     @transaction
     def use(self, sha256: str) -> None:
-        """Note that it is used: it is then among the last to go."""
+        """Note that a blob is used: it is then among the last to go."""
         with self._database.write() as connection:
             _touch(connection, sha256)
 
     @transaction
     def drop(self, sha256: str) -> None:
-        """Keep it no more: whoever names it sends it again."""
+        """Drop a blob: whoever names it sends it again."""
         with self._database.write() as connection:
             connection.execute(sa.delete(schema.blob).where(schema.blob.c.sha256 == sha256))
 

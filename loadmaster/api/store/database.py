@@ -81,7 +81,7 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that writes: see :func:`transaction`. On SQLite the only one at a time, others wait for it."""
+        """A transaction that writes: see :func:`transaction`. On SQLite only one runs at a time, others wait for it."""
         with self._turn, self.engine.begin() as connection:
             yield connection
 
@@ -95,7 +95,7 @@ class Database:
             self._give_back_space(self.engine)
 
     def takes_writes(self) -> bool:
-        """Whether it does: something is written, and left as it was. Its disk may be full."""
+        """Return whether the database takes writes: something is written, and left as it was. Its disk may be full."""
         try:
             with self.write() as connection:
                 connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
@@ -104,12 +104,12 @@ class Database:
         return True
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections to the database."""
         self.engine.dispose()
 
 
 def transaction(method: Callable[ArgumentsP, ResultT]) -> Callable[ArgumentsP, ResultT]:
-    """Marks what writes in one transaction and does nothing else: it is done again when others came in its way.
+    """Mark a method that only writes in one transaction: it is done again when others came in its way.
 
     Where several transactions write at a time, two of them may insert the same key, or wait for each other. One of
     them is then undone, and finds at its next try what the other one wrote.
@@ -129,7 +129,7 @@ def transaction(method: Callable[ArgumentsP, ResultT]) -> Callable[ArgumentsP, R
 
 
 def log_error(logger: logging.Logger, words: str, error: SQLAlchemyError) -> None:
-    """Say that a database does not answer. In an outage that is said often: the trace is for what is no outage."""
+    """Log that a database does not answer. In an outage that is said often: the trace is for other errors."""
     is_outage = isinstance(error, OperationalError | InterfaceError | TimeoutError)
     logger.error("the database does not answer; %s: %s", words, _one_line(error), exc_info=None if is_outage else error)
 
@@ -143,7 +143,7 @@ def _parsed(url: str) -> tuple[sa.URL, str]:
     """The URL in its parts, and as it may be shown. One that cannot be read is not: it may hold a password anywhere.
 
     Raises:
-        InputError: it is no URL of a database.
+        InputError: it is not the URL of a database.
     """
     with contextlib.suppress(ArgumentError, ValueError):
         parsed = make_url(url)

@@ -41,7 +41,7 @@ def packed_plan(connection: Connection, job_id: str) -> PackedDocument | None:
 
 
 def best_plan(connection: Connection, job_id: str, stopped_by: str) -> dict[str, Any] | None:
-    """The same as the document that a job ends with which was stopped; None also where it cannot be read any more."""
+    """Return the kept plan as the document that a stopped job ends with; None also where it cannot be read any more."""
     found = packed_plan(connection, job_id)
     try:
         return None if found is None else {**found.document(), "stopped_by": stopped_by}
@@ -51,5 +51,5 @@ def best_plan(connection: Connection, job_id: str, stopped_by: str) -> dict[str,
 
 
 def drop(connection: Connection, job_id: str) -> None:
-    """Keep nothing any more."""
+    """Drop the plan that is kept of a job."""
     connection.execute(sa.delete(schema.incumbent).where(_ROW.job_id == job_id))

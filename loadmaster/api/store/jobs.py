@@ -1,4 +1,4 @@
-"""Jobs as their owners see them: submit, look, list, follow, cancel, purge."""
+"""Jobs from their owners' side: submit, look, list, follow, cancel, purge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True)
 class NewJob:
-    """What a submission says, validated: the columns of the job that its owner decides."""
+    """A submission, validated: the columns of the job that its owner decides."""
 
     kind: str
     name: str
@@ -194,7 +194,7 @@ class Jobs:
             return [Job.from_row(row) for row in connection.execute(query)]
 
     def is_cached(self, cache_key: str, asked_gap: float) -> bool:
-        """Whether a submission would be answered at once."""
+        """Return whether a submission would be answered at once from the cache."""
         with self._database.read() as connection:
             return records.find_reusable(connection, cache_key, asked_gap) is not None
 
@@ -301,7 +301,7 @@ class Jobs:
         return job_id
 
     def _expect_room(self, connection: Connection, owner: Owner, new: Sequence[Job]) -> None:
-        """Raises, which undoes the submission, when more jobs wait than may. It is the last thing in a transaction."""
+        """Raise, which undoes the submission, when more jobs wait than may. It is the last thing in a transaction."""
         if all(job.state.final for job in new):
             return
         _expect_turn(connection, owner)
@@ -332,7 +332,7 @@ def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:
 def _by_key(
     connection: Connection, table: sa.Table, key: str | None, owner: str | None, request_sha256: str
 ) -> str | None:
-    """The id of what an idempotency key made before, of this owner."""
+    """Look up the id of what an idempotency key of this owner made before."""
     if key is None:
         return None
     row = connection.execute(

@@ -37,14 +37,14 @@ class QuotaError(LoadmasterError):
 
 
 class Scope(enum.StrEnum):
-    """What a key may do; each may do what those before it may."""
+    """Scope of a key: what it may do; each may do what those before it may."""
 
     READ = "read"
     SUBMIT = "submit"
     ADMIN = "admin"
 
     def includes(self, other: Scope) -> bool:
-        """Whether this scope is enough where the other one is asked for."""
+        """Return whether this scope is enough where the other one is asked for."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
@@ -80,7 +80,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose jobs these are, and how many of them may wait and run at a time; None where the key does not say."""
+    """The owner of jobs, and how many of these may wait and run at a time; None where the key does not say."""
 
     name: str | None
     max_queued: int | None = None
@@ -207,7 +207,7 @@ def lock_owner(connection: Connection, name: str | None) -> Owner:
 
 
 def exceeds(connection: Connection, owner: Owner, state: State) -> bool:
-    """Whether more jobs of an owner are queued, or running, than may be."""
+    """Return whether more jobs of an owner are queued, or running, than may be."""
     most = owner.max_queued if state is State.QUEUED else owner.max_running
     if most is None:
         return False

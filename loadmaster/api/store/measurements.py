@@ -1,4 +1,4 @@
-"""What plans measured when they ran: one document of each job, kept until the job is purged."""
+"""Measurements of plans when they ran: one document of each job, kept until the job is purged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Measurements:
             return True
 
     def get(self, job_id: str) -> bytes | None:
-        """What it measured, packed, or None where nothing was sent."""
+        """The measurement of a job, packed, or None where nothing was sent."""
         table = schema.measurement
         with self._database.read() as connection:
             body: bytes | None = connection.execute(sa.select(table.c.body).where(table.c.job_id == job_id)).scalar()

@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this release, step by step: Alembic runs what ``migrations/versions`` holds."""
+"""Migration of a database to this release's schema, step by step: Alembic runs what ``migrations/versions`` holds."""
 
 from __future__ import annotations
 

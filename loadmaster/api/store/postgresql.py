@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: its driver, snapshots for readers, limits on waiting, conflicts of transactions."""
+"""Parts that only PostgreSQL has: its driver, snapshots for readers, limits on waiting, conflicts of transactions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _WithoutNul(StrDumperUnknown):
 
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
-    """For transactions that read, and for those that write. Locks of others are waited for ``wait_s`` at most.
+    """Engines for transactions that read, and for those that write. Locks of others are waited for ``wait_s`` at most.
 
     Raises:
         InputError: the URL asks for another driver.
@@ -59,7 +59,7 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
 
 
 def turn_to_write() -> AbstractContextManager[None]:
-    """Nobody waits: the server has several write at a time."""
+    """Return a lock that makes nobody wait: the server has several write at a time."""
     return nullcontext()
 
 
@@ -75,9 +75,9 @@ def lock_queue(connection: Connection) -> None:
 
 
 def give_back_space(_engine: Engine) -> None:
-    """The server's own vacuum does so."""
+    """Do nothing: the server's own vacuum gives space back."""
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Whether the transaction was undone only because others ran beside it."""
+    """Return whether the transaction was undone only because of others at the same time."""
     return getattr(error.orig, "sqlstate", None) in _CONFLICTS

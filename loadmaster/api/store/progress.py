@@ -1,4 +1,4 @@
-"""How a job gets on, for a person who watches it: the end of its log, and its search in as many points as can be told
+"""Progress of a job, for a person who watches it: the end of its log, and its search in as many points as can be told
 apart. (:meth:`loadmaster.api.store.jobs.Jobs.events` has every event.)"""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def log_tail(database: Database, job_id: str, lines: int) -> list[str]:
 
 
 def search(database: Database, job_id: str, about: int) -> list[Event]:
-    """Every incumbent, and of a long search about so many of the other reports, in order."""
+    """Read every incumbent, and of a long search about so many of the other reports, in order."""
     columns = schema.event.c
     count = sa.select(schema.job.c.event_seq).where(schema.job.c.id == job_id)
     with database.read() as connection:

@@ -1,4 +1,4 @@
-"""The queue as workers see it: a job is leased, kept by heartbeats, and goes back when its worker falls silent.
+"""The queue from the workers' side: a job is leased, kept by heartbeats, and goes back when its worker falls silent.
 
 Heartbeats are counted, not timed: clocks of several machines differ, and any of them may jump. Whoever takes back the
 jobs of silent workers watches the counts with a clock of its own that cannot be set (:class:`Silence`).
@@ -28,7 +28,7 @@ __all__ = ["Beat", "Queue"]
 
 
 class Beat(enum.Enum):
-    """What a heartbeat learns about the job."""
+    """Answer to a heartbeat: whether the lease holds, and whether the job is still wanted."""
 
     RUN = "run"
     CANCEL = "cancel"
@@ -36,7 +36,7 @@ class Beat(enum.Enum):
 
 
 class Silence:
-    """For how long counts have not changed, by this process's monotonic clock. Safe to call from any thread."""
+    """Time for which counts have not changed, by this process's monotonic clock. Safe to call from any thread."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
@@ -126,7 +126,7 @@ class Queue:
 
     @transaction
     def beat(self, job_id: str, owner: str) -> Beat:
-        """Renew the lease."""
+        """Renew the lease of a job by one heartbeat."""
         with self._database.write() as connection:
             asked = connection.execute(
                 sa.update(schema.job)
@@ -137,7 +137,7 @@ class Queue:
         return _beat(asked)
 
     def look(self, job_id: str, owner: str) -> Beat:
-        """The same question without renewing the lease: cheap enough to ask several times a second."""
+        """Ask as :meth:`beat` does, without renewing the lease: cheap enough for several times a second."""
         with self._database.read() as connection:
             asked = connection.execute(sa.select(schema.job.c.cancel_requested).where(*_owned(job_id, owner))).scalar()
         return _beat(asked)
@@ -227,13 +227,13 @@ class Queue:
 
     @transaction
     def give_up(self, job_id: str, owner: str, reason: str) -> None:
-        """The job's process crashed: back to the queue, or failed if it has been tried often enough."""
+        """Send a job whose process crashed back to the queue, or make it fail if it has been tried often enough."""
         with self._database.write() as connection:
             if _holds(connection, job_id, owner):
                 self._retry(connection, records.require_job(connection, job_id), reason)
 
     def abandon(self, owner: str) -> int:
-        """A worker is known to be dead: its jobs need not wait for their leases to expire. Returns how many."""
+        """Send back the jobs of a dead worker before their leases expire. Returns how many."""
         return self._reclaim(schema.job.c.lease_owner == owner, "its worker died")
 
     def reclaim(self) -> int:
@@ -307,7 +307,7 @@ class Queue:
 
 
 class _QuotaError(Exception):
-    """Undoes a claim: another worker claimed a job of the same owner at the same moment."""
+    """The undoing of a claim: another worker claimed a job of the same owner at the same moment."""
 
 
 def _expect_within_quota(connection: Connection, job: Job) -> None:
@@ -316,18 +316,18 @@ def _expect_within_quota(connection: Connection, job: Job) -> None:
         raise _QuotaError
 
 
-# By what name, and how far, heartbeats are counted.
+# The columns of heartbeats that are counted: the name of who sends them, and their number.
 _Counted = tuple[sa.ColumnElement[str], sa.ColumnElement[int]]
 _JOB_BEATS: _Counted = (schema.job.c.id, sa.func.coalesce(schema.job.c.lease_beats, 0))
 _WORKER_BEATS: _Counted = (schema.worker.c.id, schema.worker.c.beats)
 
 
 def _is(state: State) -> sa.ColumnElement[bool]:
-    """Written out, no parameter: only so do databases see that an index of jobs in this state has all that is asked."""
+    """Condition of a state, written out: only without a parameter do databases see that an index of it is enough."""
     return schema.job.c.state == sa.literal(state.value, literal_execute=True)
 
 
-# Whose jobs have no owner.
+# Stands for the owner of jobs that have none.
 _NOBODY = ""
 _running = schema.job.alias("running")
 # Without a correlation: what runs is looked up once, not once for every job that waits.
@@ -362,7 +362,7 @@ def _counts(connection: Connection, counted: _Counted, *which: sa.ColumnElement[
 
 
 def _unchanged(counted: _Counted, counts: Mapping[str, int], names: Iterable[str]) -> sa.ColumnElement[bool]:
-    """Those of these names whose counts are still the same: any other was heard of since then."""
+    """The condition that a name is one of these and its count is still the same: any other was heard of since then."""
     name, beats = counted
     return sa.or_(*(sa.and_(name == one, beats == counts[one]) for one in names))
 

@@ -1,4 +1,4 @@
-"""What the store keeps, as typed data, and the small pieces that submissions and the queue share."""
+"""Records of the store as typed data, and the small pieces that submissions and the queue share."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ends: its final state and the plan or the error that says why; how long it ran, by a clock that nobody
-    sets."""
+    """The end of a job: its final state, the plan or the error that says why, and how long it ran by a clock that
+    nobody sets."""
 
     state: State
     plan: Document | None = None
@@ -157,7 +157,7 @@ _REUSABLE = (
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job | None:
-    """The job of that id; locked, nobody else changes it before this transaction ends."""
+    """Look up a job by its id; locked, nobody else changes it before this transaction ends."""
     row = connection.execute(_THE_JOB.with_for_update() if lock else _THE_JOB, {"job_id": job_id}).one_or_none()
     return None if row is None else Job.from_row(row)
 
@@ -230,7 +230,7 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
     if outcome.plan is None and outcome.state is State.CANCELLED:
         outcome = replace(outcome, plan=incumbents.best_plan(connection, job.id, "cancel"))
     if cached and outcome.plan is not None:
-        # The name is no part of what makes two requests equal.
+        # The name is not a part of what makes two requests equal.
         outcome = replace(outcome, plan={**outcome.plan, "name": job.name})
     plan = outcome.plan or {}
     now = time.time()
@@ -287,7 +287,7 @@ def _give_back(connection: Connection, key: str) -> None:
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:
     """The latest end of a job of the same problem and options that was proved to the asked gap.
 
-    An answer that cannot be read any more is none.
+    An answer that cannot be read any more does not count.
     """
     for row in connection.execute(_REUSABLE, {"key": cache_key, "asked_gap": asked_gap}):
         try:

@@ -1,4 +1,4 @@
-"""What is kept, and for how long: final jobs go when they are old, or when there are too many."""
+"""Retention of final jobs: they go when they are old, or when there are too many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables. What changes here needs a step in :mod:`loadmaster.api.store.migrations`, too: a test compares the two.
+"""Tables of the store. A change needs a step in :mod:`loadmaster.api.store.migrations`, too: a test compares the two.
 
 Times are seconds since the epoch. Ids sort by time of creation, so that lists and the queue need no other order:
 exactly where one process makes them, by the clocks of their machines where several do.
@@ -219,7 +219,7 @@ _numbering = threading.Lock()
 
 
 def id_at(prefix: str, at: float) -> str:
-    """Sorts after the ids that were made before a time, in seconds since the epoch, and before those made later."""
+    """An id that sorts after those made before a time, in seconds since the epoch, and before those made later."""
     return f"{prefix}_{max(0, int(at * 1000)) << _RANDOM_BITS:028x}"
 
 

@@ -1,4 +1,4 @@
-"""What only SQLite has: a file for its owner alone, the write-ahead log, one writer at a time."""
+"""Parts that only SQLite has: a file for its owner alone, the write-ahead log, one writer at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INCREMENTAL = 2
 
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
-    """For transactions that read, and for those that write: of the latter others wait ``wait_s`` for one to end.
+    """Engines for transactions that read and for those that write: the latter wait ``wait_s`` for one another.
 
     Raises:
         InputError: the database is in memory.
@@ -57,16 +57,16 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
 
 
 def turn_to_write() -> threading.Lock:
-    """Threads of this process wait for one another here: SQLite would have them sleep, ever longer, and look again."""
+    """The lock on which threads of this process wait to write: SQLite would let them sleep, ever longer."""
     return threading.Lock()
 
 
 def lock_schema(connection: Connection) -> None:
-    """A transaction that writes keeps all others out already."""
+    """Do nothing: a transaction that writes keeps all others out already."""
 
 
 def lock_queue(connection: Connection) -> None:
-    """So it does here."""
+    """Do nothing: a transaction that writes keeps all others out already."""
 
 
 def give_back_space(engine: Engine) -> None:
@@ -88,7 +88,7 @@ def give_back_space(engine: Engine) -> None:
 
 
 def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:
-    """Use the write-ahead log. Of several that open a new file at once SQLite refuses some, without waiting."""
+    """Use the write-ahead log. When several open a new file at once, SQLite refuses some, without waiting."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -114,5 +114,5 @@ def _expect_file(url: sa.URL) -> None:
         return
     path = Path(url.database)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives the files beside it the rights of this one.
+    # SQLite gives its other files the rights of this one.
     path.touch(mode=0o600, exist_ok=True)

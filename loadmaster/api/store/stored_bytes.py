@@ -1,4 +1,4 @@
-"""How many bytes are stored of each owner's jobs, and whether there is room for more.
+"""Counts of the bytes that are stored of each owner's jobs, and whether there is room for more.
 
 To count takes as long as an owner has jobs, so it is not done for every submission: what this process adds is counted
 along, and all is counted again now and then, and where it seems too much.
@@ -27,7 +27,7 @@ _SHARE = 0.2
 
 @dataclass
 class _Counted:
-    """What is stored, and may be; when that was counted, and how long it took."""
+    """The bytes that are stored, and may be; when that was counted, and how long it took."""
 
     stored_bytes: int
     most_bytes: int
@@ -36,7 +36,7 @@ class _Counted:
 
 
 class StoredBytes:
-    """Safe to call from any thread.
+    """The stored bytes of owners, and the room that is left. Safe to call from any thread.
 
     Args:
         most_bytes: of a key without a quota of its own.
@@ -72,7 +72,7 @@ class StoredBytes:
             found.stored_bytes += more_bytes
 
     def forget(self, owner: str | None) -> None:
-        """Count again, because something has gone."""
+        """Have an owner's bytes counted again, because something has gone."""
         with self._lock:
             self._counted.pop(owner, None)
 
@@ -95,7 +95,7 @@ class StoredBytes:
 
 
 def _stored_bytes(connection: Connection, owner: str | None) -> int:
-    """Documents, each once however many jobs share it, measurements, best plans."""
+    """Sum the bytes of an owner's documents, each once even if jobs share it, measurements and best plans."""
     job, document = schema.job.c, schema.document.c
     mine = job.owner.is_(None) if owner is None else job.owner == owner
     keys = sa.union(sa.select(job.problem_sha256).where(mine), sa.select(job.plan_sha256).where(mine))

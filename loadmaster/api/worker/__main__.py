@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Entry point of the process; its exit status."""
+    """Run the process; returns its exit status."""
     settings = Settings.from_environment()
     logs.configure(settings)
     try:

@@ -28,7 +28,7 @@ SHARE = 0.01
 
 
 class Parent(Protocol):
-    """Who is told: the connection to the worker."""
+    """The connection to the worker, which is told of plans."""
 
     def progress(self, progress: PlanProgress) -> None: ...
 
@@ -38,7 +38,7 @@ class Parent(Protocol):
 
 
 class BestPlans:
-    """Between the planner and the parent: passes on what both say, and better plans when they are due.
+    """The link between planner and parent: passes on what both say, and better plans when they are due.
 
     Args:
         document: of a plan that a report makes.
@@ -52,14 +52,14 @@ class BestPlans:
         self._due = time.monotonic() + FIRST_AFTER_S
 
     def progress(self, progress: PlanProgress) -> None:
-        """A report of the planner's."""
+        """Pass on a report of the planner, and send its plan if one is due."""
         self._parent.progress(progress)
         if progress.plan is not self._seen:
             self._seen = self._waiting = progress.plan
         self._send_if_due()
 
     def cancelled(self) -> bool:
-        """Asked by the planner, many times a second: a plan that was found too soon after another is sent then."""
+        """Return whether the job is cancelled; the planner asks often, and a plan that waited is sent then."""
         if self._parent.cancelled():
             # What there is comes at once.
             return True

@@ -67,14 +67,14 @@ class ParentConnection:
         self.send("incumbent" if better else "progress", _finite(progress.figures()))
 
     def cancel(self) -> None:
-        """Note that the parent wants no more."""
+        """Note that the parent wants the job to end."""
         self._cancelled.set()
 
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
     def watch(self, folder: str) -> None:
-        """Until the process ends: note a cancel; do not outlive the parent, nor let a solver or a file do so."""
+        """Watch the parent until it ends: note a cancel, and then end with all solvers and files of this process."""
         parent = os.getppid()
         while os.getppid() == parent:
             if not self._connection.poll(_WATCH_EVERY_S):
@@ -88,7 +88,7 @@ class ParentConnection:
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinities: a bound or gap that is not known yet is None."""
+    """Replace infinities, which JSON has not, by None: a bound or gap that is not known yet."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in figures.items()

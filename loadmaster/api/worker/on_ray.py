@@ -51,7 +51,7 @@ def connect() -> None:
 
 
 def places() -> int:
-    """How many jobs to have under way: one for each processor of the cluster as it is now, and one more.
+    """The number of jobs to have under way: one for each processor of the cluster as it is now, and one more.
 
     The one that waits is what a cluster that grows on demand grows for.
     """

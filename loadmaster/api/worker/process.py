@@ -32,11 +32,11 @@ class RunningJob(Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether it has no place to run yet: until then its time does not count."""
+        """True while the job has no place to run yet: until then its time does not count."""
         ...
 
     def listen(self, timeout_s: float) -> list[Message]:
-        """What it has said, waiting up to ``timeout_s`` for a first word.
+        """Return what the job has said, waiting up to ``timeout_s`` for a first word.
 
         Kinds: progress, incumbent (figures alone), log, best_plan (objective and packed document); then exactly one
         of plan, error, or crash (with the reason as text).
@@ -44,11 +44,11 @@ class RunningJob(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Ask it to come to an end with what it has."""
+        """Ask the job to come to an end with what it has."""
         ...
 
     def kill(self) -> None:
-        """End it now, with everything it has started. No more messages follow."""
+        """End the job now, with everything it has started. No more messages follow."""
         ...
 
 
@@ -124,7 +124,7 @@ class LocalJob:
         self._folder.cleanup()
 
     def _reason_of_death(self) -> str:
-        """Why the process ended without an answer."""
+        """Say why the process ended without an answer."""
         try:
             code = self._process.wait(_END_WITHIN_S)
         except subprocess.TimeoutExpired:

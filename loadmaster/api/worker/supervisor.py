@@ -1,6 +1,6 @@
 """Keeps a server's own workers alive: starts them, replaces those that die, stops them at the end.
 
-Beside that it takes back the jobs of any worker that fell silent, also where the server has none of its own, and purges
+It also takes back the jobs of any worker that fell silent, even where the server has none of its own, and purges
 what was kept for long enough.
 """
 

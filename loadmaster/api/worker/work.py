@@ -24,10 +24,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LOOK_EVERY_S = 1.0, 30.0, 0.1
 
 
 def expect_engine(settings: Settings) -> None:
-    """See that the engine is installed.
+    """Check that the engine is installed.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: it is missing.
     """
     if settings.engine == "ray":
         on_ray.expect_ray()
@@ -59,7 +59,7 @@ def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | 
 
 
 class _Life:
-    """Whether the process has been told to end, or its parent has ended. A plain flag: see :meth:`Worker.stop`."""
+    """The end of a worker's process: it is told so, or its parent has ended. A plain flag: see :meth:`Worker.stop`."""
 
     def __init__(self, parent_pid: int | None) -> None:
         self._parent_pid = parent_pid

@@ -38,7 +38,7 @@ _BEST_PLAN = "best_plan"
 
 
 def new_worker_id() -> str:
-    """An id that says where the worker runs."""
+    """Make an id that says where the worker runs."""
     return f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -82,7 +82,7 @@ class Worker:
             self.close()
 
     def close(self) -> None:
-        """Leave the service."""
+        """Leave the service: the worker is gone, and its database closed."""
         self._queue.gone(self.id)
         self._database.close()
 
@@ -191,7 +191,7 @@ class Worker:
             _trace(job, State.FAILED)
 
     def _run_out(self, job: Job, last: Message | None, began: float) -> None:
-        """The end of a job that did not stop by itself: the plan that it hands over now, or the best it had before."""
+        """End a job that did not stop by itself: with the plan that it hands over now, or the best it had before."""
         if last is not None and last[0] == "plan":
             plan = last[1]
             self._finish(job, _STATES[plan["status"]], began, plan={**plan, "stopped_by": "time"})
@@ -216,8 +216,8 @@ class Worker:
     def _ask(
         self, call: Callable[ArgumentsP, ResultT], *arguments: ArgumentsP.args, **named: ArgumentsP.kwargs
     ) -> ResultT:
-        """What the store answers about the job that runs. A store that is busy or away is asked again: the job
-        goes on meanwhile, and whether its lease was lost, the store tells when it is back.
+        """Ask the store about the job that runs. A store that is busy or away is asked again: the job goes on, and
+        whether its lease was lost, the store tells when it is back.
         """
         while True:
             try:

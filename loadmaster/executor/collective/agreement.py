@@ -1,4 +1,4 @@
-"""Before a plan runs: does this group have the ranks, the hosts and the order of devices that the plan was made for?
+"""Agreement before a plan runs: the group must have the ranks, hosts and order of devices that the plan is made for.
 
 Every rank tells every other which plan it has and where it is. All ranks then come to the same verdict, so that a
 refusal is one everywhere, and none is left waiting.
@@ -23,7 +23,7 @@ from loadmaster.models.collective.problem import CollectiveProblem
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs.
+    """Host and device that a rank runs on.
 
     Attributes:
         host: ranks of one node of the topology share it.
@@ -35,7 +35,7 @@ class Place:
 
 
 def place_here(group: dist.ProcessGroup) -> Place:
-    """This process: its host's name, and the GPU it has made current if the group has GPUs."""
+    """Return where this process runs: its host's name, and the GPU it has made current if the group has GPUs."""
     device = None
     if torch.cuda.is_available() and any(kind.type == "cuda" for kind in group._device_types):
         device = torch.cuda.current_device()
@@ -85,10 +85,10 @@ def agree_on(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal:
 
 
 def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place, order: str) -> str:
-    """Refuse a plan that this group cannot run; otherwise its identity. Every rank of the group calls it.
+    """Refuse a plan that this group cannot run; otherwise return its identity. Every rank of the group calls it.
 
     Raises:
-        InputError: on every rank alike: the plan is of another problem, has no algorithm, differs between ranks, or is
+        InputError: on every rank: the plan is of another problem, has no algorithm, differs between ranks, or is
             for another number of ranks, other hosts, or another order of devices.
     """
     mine = {

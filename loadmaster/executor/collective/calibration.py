@@ -1,8 +1,8 @@
-"""Which planned calls are faster than the inner group's: measured, when plans are switched on, through the same calls.
+"""Calibration of planned calls against the inner group's: measured through the same calls, when plans are switched on.
 
-Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and beside
-matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others. A
-plan wins a size where it is clearly faster alone, and no slower beside them. A size between two measured ones is
+Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and next
+to matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others.
+A plan wins a size where it is clearly faster alone, and not slower next to them. A size between two measured ones is
 planned where both are won.
 """
 
@@ -30,7 +30,7 @@ _SMALLEST_BYTES, _LARGEST_BYTES = KIB, 1 << 30
 # Buffers of a call take at most this part of the memory that is free.
 _SHARE = 8
 _SAMPLES = 5
-# Times vary by as much from run to run: alone, and beside computation.
+# Times vary by as much from run to run: alone, and next to computation.
 _CLEARLY, _LEVEL = 0.97, 1.01
 
 
@@ -39,8 +39,8 @@ class Timing:
     """One size of one collective: microseconds a call takes by plan, and in the inner group.
 
     Attributes:
-        planned_beside_us, inner_beside_us: of a call and of what is computed beside it, until both are over; zero where
-            nothing was.
+        planned_beside_us, inner_beside_us: of a call and of the computation next to it, until both are over; zero where
+            there was none.
     """
 
     collective: Collective
@@ -57,7 +57,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured, on what. ``print`` shows a table.
+    """Times of planned calls and of the inner group's, by collective and size. ``print`` shows a table.
 
     Attributes:
         device: name of the GPU, or "cpu".
@@ -72,7 +72,7 @@ class Calibration:
     timings: tuple[Timing, ...]
 
     def wins(self, collective: Collective, size_bytes: int) -> bool:
-        """Whether a call of that size is to be planned. One of a collective that was not measured is."""
+        """Return whether a call of that size is to be planned. Calls of a collective that was not measured are."""
         measured = [t for t in self.timings if t.collective == collective]
         if not measured:
             return True
@@ -82,7 +82,7 @@ class Calibration:
         return all(t.won for t in measured[max(0, at - 1) : at + 1])
 
     def save(self, path: str | Path) -> None:
-        """Write it, to be given to ``use(..., calibrate=path)``."""
+        """Write the calibration to a file, to be given to ``use(..., calibrate=path)``."""
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
 
     @staticmethod
@@ -114,12 +114,12 @@ class Calibration:
 
 
 def device_name(device: torch.device) -> str:
-    """As :class:`Calibration` names it."""
+    """Name of a device in a :class:`Calibration`: that of the GPU, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def expect_fitting(calibration: Calibration, device: torch.device, ranks: int, plans: Sequence[str]) -> None:
-    """Refuse what was measured elsewhere.
+    """Refuse a calibration that was measured elsewhere.
 
     Raises:
         InputError: another GPU, number of ranks, or other plans.
@@ -141,11 +141,11 @@ def calibrate(
     plans: Sequence[str],
     largest_bytes: int | None = None,
 ) -> Calibration:
-    """Time planned calls beside the inner group's. Every rank of the group calls it.
+    """Time planned calls against the inner group's. Every rank of the group calls it.
 
     Args:
         planned: has no calibration yet.
-        inner: what it wraps.
+        inner: the group that it wraps.
         collectives: those that are planned and take no root, with the fewest bytes that they are planned from.
         device: of the tensors.
         plans: what was planned, for :class:`Calibration`.
@@ -172,7 +172,7 @@ def calibrate(
 def call_of(
     collective: Collective, size_bytes: int, device: torch.device, ranks: int
 ) -> Callable[[dist.ProcessGroup], object]:
-    """A call of ``torch.distributed`` on a group, of so many bytes in the largest buffer of a rank."""
+    """Make a call of ``torch.distributed``, of so many bytes in the largest buffer of a rank, to run on a group."""
     count = max(ranks, size_bytes // 2 // ranks * ranks)
     whole = torch.zeros(count, dtype=torch.bfloat16, device=device)
     part = torch.zeros(count // ranks, dtype=torch.bfloat16, device=device)
@@ -197,7 +197,7 @@ def _microseconds(
     size_bytes: int,
     device: torch.device,
 ) -> list[float]:
-    """Of a call on each group, and on a GPU of a call on each beside matrix products."""
+    """Time a call on each group, and on a GPU also next to matrix products; microseconds a call."""
     count = 20 if size_bytes <= MIB else 8 if size_bytes <= 16 * MIB else 2
     alone = _medians([partial(_repeat, call, group, count) for group in groups], device)
     found = [us / count for us in alone]
@@ -228,7 +228,7 @@ class _Beside:
             torch.mm(self._matrix, self._matrix)
 
     def run(self, call: Callable[[dist.ProcessGroup], object], group: dist.ProcessGroup, count: int) -> None:
-        """Begin the products, then the calls."""
+        """Begin the products, then the calls on the other stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         self._compute()
         with torch.cuda.stream(self._stream):
@@ -237,7 +237,7 @@ class _Beside:
 
 
 def _medians(ways: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Microseconds of each, in samples that take turns."""
+    """Measure the median time of each way, microseconds, in samples that take turns."""
     samples: list[list[float]] = [[] for _ in ways]
     for turn in range(_SAMPLES + 2):
         for way, taken in zip(ways, samples, strict=True):
@@ -256,7 +256,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _free_bytes(device: torch.device, group: dist.ProcessGroup) -> int:
-    """Of the rank that has least."""
+    """Free memory of the rank that has least, bytes."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 30
     said: list[Any] = [None] * group.size()
     dist.all_gather_object(said, free, group=group)

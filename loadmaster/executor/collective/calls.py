@@ -1,4 +1,4 @@
-"""What a call of a process group asks for, in the terms of a plan: read from its tensors and options."""
+"""Calls of a process group in the terms of a plan, read from their tensors and options."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ class Call:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """One that is on this rank."""
+        """A tensor of the call that is on this rank."""
         found = self.output if self.output is not None else self.input
         assert found is not None
         return found
 
 
 def later_of(opts: Any) -> bool:
-    """Whether the caller goes on without waiting, as options of C++ have it unless told otherwise."""
+    """Return whether the caller goes on without waiting, as options of C++ have it unless told otherwise."""
     return bool(getattr(opts, "asyncOp", True))
 
 
 def op_of(opts: Any) -> object:
-    """The operator of a sum."""
+    """Return the operator of a sum, SUM where the options name none."""
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
 
 
 def even(tensors: Tensors, one: torch.Tensor) -> bool:
-    """Whether all are as long as the one: sizes are the same on every rank, shapes need not be."""
+    """Return whether all tensors are as long as one: sizes are the same on every rank, shapes need not be."""
     return all(t.numel() == one.numel() and t.dtype == one.dtype for t in tensors)
 
 
 def stacked(tensors: Tensors) -> torch.Tensor:
-    """One tensor of all, one after the other."""
+    """Stack tensors into one, each flattened to a row."""
     return torch.stack([tensor.reshape(-1) for tensor in tensors])
 
 
 def spreading(together: torch.Tensor | None, outputs: Tensors) -> Callable[[], None]:
-    """Brings the pieces of a tensor to where they belong."""
+    """Make a function that copies the rows of a tensor to the outputs where they belong."""
 
     def spread() -> None:
         if together is not None:
@@ -78,7 +78,7 @@ def spreading(together: torch.Tensor | None, outputs: Tensors) -> Callable[[], N
 
 
 def laid_out(tensor: torch.Tensor | None, more_bytes: int) -> tuple[torch.Tensor | None, Callable[[], None] | None]:
-    """A tensor flat and contiguous, with so many bytes of zeros behind it; and how to bring what comes there back."""
+    """Lay a tensor out flat, so many bytes of zeros behind it; return it, and how to bring what comes there back."""
     if tensor is None:
         return None, None
     if not more_bytes and tensor.is_contiguous():

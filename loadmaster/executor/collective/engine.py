@@ -1,6 +1,6 @@
-"""What runs a planned algorithm: the seam between the process group and those that move the bytes.
+"""Interface of engines, which run planned algorithms: the seam between the process group and what moves the bytes.
 
-An engine is made once per plan and group, on every rank alike; the process group asks its engines in turn and gives a
+An engine is made once per plan and group, on every rank; the process group asks its engines in turn and gives a
 call to the first that supports it. What an engine answers must be the same on every rank.
 """
 
@@ -31,17 +31,17 @@ class Engine(Protocol):
 
     @property
     def operators(self) -> tuple[object, ...]:
-        """The sums that it does, of ``torch.distributed.ReduceOp``; other calls go to the next engine."""
+        """Sums that the engine does, of ``torch.distributed.ReduceOp``; other calls go to the next engine."""
         ...
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
-        """Whether it runs that algorithm on tensors of that type and device."""
+        """Return whether the engine runs that algorithm on tensors of that type and device."""
         ...
 
     def run(
         self, algorithm: Algorithm, output: torch.Tensor | None, input: torch.Tensor | None, op: object, size_bytes: int
     ) -> None:
-        """Run it, on the current stream where the tensors are on a GPU.
+        """Run the algorithm, on the current stream where the tensors are on a GPU.
 
         Args:
             output, input: flat and contiguous, of this rank; the same memory where the call is in place.
@@ -56,7 +56,7 @@ MakeEngine = Callable[[CollectiveProblem, CollectivePlan, dist.ProcessGroup, Pla
 
 
 class ReferenceEngine:
-    """Any algorithm, on any device, by point-to-point messages."""
+    """Engine that runs any algorithm on any device, by point-to-point messages."""
 
     name = "reference"
     operators = tuple(OPERATORS)
@@ -67,16 +67,16 @@ class ReferenceEngine:
         self.runner = Runner(problem, plan, group, place=place)
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
-        """Always."""
+        """Return True: messages run every algorithm on every tensor."""
         return True
 
     def run(
         self, algorithm: Algorithm, output: torch.Tensor | None, input: torch.Tensor | None, op: object, size_bytes: int
     ) -> None:
-        """See :class:`Engine`."""
+        """Run the algorithm by messages; arguments as in :meth:`Engine.run`."""
         self.runner.run(output, input, op, algorithm=algorithm, size_bytes=size_bytes)
 
 
 def grain_bytes(problem: CollectiveProblem, algorithm: Algorithm, itemsize: int) -> int:
-    """An algorithm runs any size that is a multiple of this: every chunk is then of whole elements."""
+    """Bytes of which a size is a multiple where an algorithm runs it: every chunk is then of whole elements."""
     return cuts(problem, algorithm.chunk_count, algorithm.form) * itemsize

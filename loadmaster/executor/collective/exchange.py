@@ -24,7 +24,7 @@ Memory = dict[str, torch.Tensor]
 
 
 def view(memory: Memory, piece: Piece) -> torch.Tensor:
-    """The bytes of a piece, where they lie."""
+    """View the bytes of a piece in a rank's buffers."""
     return memory[piece.buffer][piece.offset : piece.offset + piece.size_bytes]
 
 
@@ -42,14 +42,14 @@ class Exchange:
     """Sends and receives of one rank of a group."""
 
     def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float, watch: bool | None) -> None:
-        """``name`` is of the runner: the same on every rank. The rest is as in
+        """Exchange of a runner, whose ``name`` is the same on every rank. The rest is as in
         :class:`loadmaster.executor.collective.reference.Runner`.
         """
         self.group, self.name, self.timeout_s, self.watch = group, name, timeout_s, watch
         self.rank = group.rank()
 
     def step(self, number: int, step: Step, memory: Memory) -> list[torch.Tensor]:
-        """Do a batch; returns where each incoming message landed, staged ones in memory of their own.
+        """Do a batch; return where each incoming message landed, staged ones in memory of their own.
 
         Raises:
             PeerError: a message did not go through in time.
@@ -76,7 +76,7 @@ class Exchange:
     def _do(self, number: int, posts: Sequence[_Post], *, coalesces: bool, watched: bool) -> None:
         begun = time.monotonic()
         works: list[dist.Work] = []
-        # Where calls are not made one, each is posted on its own: a refusal then names its message.
+        # Where calls are not coalesced, each is posted on its own: a refusal then names its message.
         bundles = [posts] if coalesces else [[post] for post in posts]
         for bundle in bundles:
             try:

@@ -1,4 +1,4 @@
-"""When a peer stops answering: which message of which step never came, from whom, and who is the cause of it.
+"""Diagnosis of a peer that stops answering: which message of which step never came, from whom, and who is the cause.
 
 A rank that waits in vain says so in the group's store, then looks whether the peer it waited for says the same of
 another: at the end of that chain is a rank that says nothing. Ranks that only wait are told from the one that died.
@@ -60,7 +60,7 @@ class Unanswered:
 
 
 def peer_error(lost: Unanswered, rank: int, group: dist.ProcessGroup, name: str) -> PeerError:
-    """Say what was lost to the others, hear what they say, and put both into words."""
+    """Tell the others what was lost, hear what they say, and make the error that states both."""
     chain = _chain(lost, rank, group, name)
     way = "to" if lost.sends else "from"
     chunks = ", ".join(str(chunk) for chunk in lost.chunks[:8]) + (", ..." if len(lost.chunks) > 8 else "")
@@ -79,7 +79,7 @@ def peer_error(lost: Unanswered, rank: int, group: dist.ProcessGroup, name: str)
 
 
 def _chain(lost: Unanswered, rank: int, group: dist.ProcessGroup, name: str) -> list[int]:
-    """The peer, whom it waits for, and so on, to the first that says nothing or that was met before."""
+    """Chain of ranks: the peer, whom it waits for, and so on, to the first that says nothing or was met before."""
     chain = [lost.peer]
     try:
         store = dist.distributed_c10d._get_process_group_store(group)

@@ -1,4 +1,4 @@
-"""What a rank can see of the machine it runs on, and what is hidden from it."""
+"""Host information of a rank: what it can see of the machine it runs on, and what is hidden from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True)
 class HostInfo:
-    """What one rank sees of its host and device.
+    """Host and device as one rank sees them.
 
     Attributes:
         gpu, pci: name and bus address of its GPU; None: none, or not told.
@@ -31,7 +31,7 @@ class HostInfo:
 
 
 def host_info(device: torch.device) -> HostInfo:
-    """This process and its device."""
+    """Read the host information of this process and its device."""
     gpu = pci = matrix = None
     numa = _numa_of_cores()
     if device.type == "cuda":
@@ -43,7 +43,7 @@ def host_info(device: torch.device) -> HostInfo:
 
 
 def _pci(properties: object) -> str | None:
-    """The address as Linux writes it; releases of PyTorch before 2.8 do not tell it."""
+    """PCI address of a GPU as Linux writes it; releases of PyTorch before 2.8 do not tell it."""
     parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if not all(isinstance(part, int) for part in parts):
         return None
@@ -62,7 +62,7 @@ def _numa_of_cores() -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """A node of a file under /sys; virtual machines often say -1."""
+    """Number of a NUMA node in a file under /sys; None where it is not told: virtual machines often say -1."""
     try:
         found = int(path.read_text())
     except (OSError, ValueError):

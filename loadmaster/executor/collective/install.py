@@ -4,7 +4,7 @@
     collective.use("plans")                    # a folder; after init_process_group, on every rank
 
 What was made before keeps the group it was made with: call ``use`` before DDP, FSDP2 or a device mesh are. Every size
-is timed beside the inner group first, and the inner group keeps what it is faster at: ``print(installed.calibration)``.
+is timed against the inner group first, which keeps what it is faster at: ``print(installed.calibration)``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Installed:
         registry._unregister_process_group(name)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """How many calls went which way; see :func:`stats`."""
+        """Counts of calls by the way that they went; see :func:`stats`."""
         return _stats(self._planned)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -102,12 +102,12 @@ class Installed:
 
     @property
     def calibration(self) -> Calibration | None:
-        """Which sizes are planned, and why. None: all are."""
+        """Measurements that decide which sizes are planned. None: all are."""
         return self._deciding.calibration
 
     @property
     def inner(self) -> dist.ProcessGroup:
-        """The group that is wrapped."""
+        """The group that is wrapped, which runs calls without a plan."""
         return self._planned.inner
 
     def __enter__(self) -> Installed:
@@ -122,7 +122,7 @@ class Installed:
 def fitting_engine(
     problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place | None = None
 ) -> Engine:
-    """One kernel per collective where the GPUs of one node meet; messages between nodes, and on CPUs.
+    """Choose one kernel per collective where the GPUs of one node meet; messages between nodes, and on CPUs.
 
     What the kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster at it than
     messages are.
@@ -152,11 +152,11 @@ def use(
         engines: what runs them, in the order in which they are asked; None: :func:`fitting_engine`.
         place: where this rank runs; None: found out.
         largest_bytes: leave larger calls to the inner group.
-        calibrate: time planned calls beside the inner group's, which takes seconds, and leave it what it is faster at;
+        calibrate: time planned calls against the inner group's, which takes seconds, and leave it what it is faster at;
             False: run by plan whatever has one; or what was measured before, or its file.
 
     Raises:
-        InputError: on every rank alike: documents that cannot be read, a plan that this group cannot run, a calibration
+        InputError: on every rank: documents that cannot be read, a plan that this group cannot run, a calibration
             of something else, arguments that differ between ranks.
     """
     default = group is None
@@ -198,7 +198,7 @@ def use(
 def _read_alike(
     plans: Plans, group: dist.ProcessGroup, largest_bytes: int | None, calibrate: bool | Calibration | str | Path
 ) -> tuple[list[Planned], Calibration | None]:
-    """The plans, and what is known of them, once it is known that every rank has the same: else some would wait for
+    """Read the plans and their calibration, and agree that every rank has the same: else some would wait for
     others that have given up.
     """
     pairs: list[Planned] = []
@@ -230,7 +230,7 @@ def _names(pairs: Sequence[Planned]) -> tuple[str, ...]:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where a group's planned calls run."""
+    """Device that a group's planned calls run on."""
     if torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -255,7 +255,7 @@ def disable() -> None:
 
 
 def stats() -> dict[str, dict[str, Any]]:
-    """Of what was installed last: calls by plan ({collective: {engine: calls}}), how many of these were padded
+    """Counts of what was installed last: calls by plan ({collective: {engine: calls}}), how many of these were padded
     ({collective: calls}), and calls that went to the inner group ({collective: {reason: calls}}). Calls that plans know
     nothing of (barriers, sends and receives) are not counted.
 
@@ -289,7 +289,7 @@ def _p2p_op_of_inner(
     tag: int = 0,
     group_peer: int | None = None,
 ) -> None:
-    """Batches of sends and receives are one call of NCCL only on a group of torch's own type: give them that."""
+    """Give batches of sends and receives the inner group: they are one call of NCCL only on a group of torch's type."""
     _make_p2p_op(self, op, tensor, peer, group, tag, group_peer)
     for one in _installed:
         if self.group is one.group:

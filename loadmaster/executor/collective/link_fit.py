@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What was fitted, as :class:`loadmaster.models.topologies.topology.Link` takes it.
+    """Costs of a link that were fitted, as :class:`loadmaster.models.topologies.topology.Link` takes them.
 
     Attributes:
         error: median of the relative differences between the fit and its samples.
@@ -47,17 +47,17 @@ class LinkCost:
     error: float
 
     def seconds(self, sample: Sample) -> float:
-        """What the fit says that a transfer takes."""
+        """Time that a transfer takes by the fit."""
         messages = 1 if sample.merged else sample.count
         total_bytes = sample.count * sample.size_bytes
         return (self.latency_ns + messages * self.message_ns + total_bytes / self.gbps) / 1e9
 
 
 def fit(samples: Sequence[Sample]) -> LinkCost:
-    """Fit the costs of a link.
+    """Fit the costs of a link to timed transfers.
 
     Raises:
-        InputError: fewer than three samples, a time that is none, or sizes that do not tell a bandwidth.
+        InputError: fewer than three samples, a time that is not above 0, or sizes that do not tell a bandwidth.
     """
     if len(samples) < 3:
         raise InputError("samples", len(samples), "are too few to fit three costs", "Time more sizes and counts.")

@@ -1,4 +1,4 @@
-"""The profiler: measures the links of the running machine and writes them down as a topology to plan for.
+"""The profiler: measures the links of the running machine and writes them as a topology to plan for.
 
     python -m torch.distributed.run --nproc-per-node 8 -m loadmaster.executor.collective.probe -o topology.json
 
@@ -31,7 +31,7 @@ from loadmaster.executor.collective.timed_transfers import Pair, TransferBatch, 
 
 # Every class of link shows on a few nodes; pairs grow with the square of the ranks.
 LARGEST_WORLD = 64
-# Times of one class lie within this ratio of their neighbours.
+# Times of one class are within this ratio of their neighbours.
 CLASS_RATIO = 1.4
 PAIRS_PER_CLASS = 3
 COUNTS = (2, 8)
@@ -40,7 +40,7 @@ SMALLEST_BYTES = 1024
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of a probe.
+    """Result of a probe: topology, costs and report.
 
     Attributes:
         topology: the document that ``loadmaster.models.topologies.networks`` reads.
@@ -99,7 +99,7 @@ def probe(
 
 
 def classes_of(alone: Mapping[Pair, float], node_of: Sequence[int]) -> dict[str, list[Pair]]:
-    """Pairs by how long a large transfer takes, within nodes and between them; the fastest first."""
+    """Group pairs by the time of a large transfer, within nodes and between them; the fastest first."""
     classes: dict[str, list[Pair]] = {}
     for where, inside in (("within nodes", True), ("between nodes", False)):
         runs: list[list[Pair]] = []
@@ -115,7 +115,7 @@ def classes_of(alone: Mapping[Pair, float], node_of: Sequence[int]) -> dict[str,
 
 
 def _samples(bench: TransferTimer, pairs: Sequence[Pair], largest_bytes: int) -> list[Sample]:
-    """Times of some pairs of a class, for several sizes and counts."""
+    """Time some pairs of a class, for several sizes and counts."""
     # Spread over the class, so that one odd rank is not all that is heard of it.
     chosen = pairs[:: max(1, len(pairs) // PAIRS_PER_CLASS)][:PAIRS_PER_CLASS]
     steps = [SMALLEST_BYTES]
@@ -141,7 +141,7 @@ def document_of(
     costs: Mapping[str, LinkCost],
     shared: Shared,
 ) -> dict[str, Any]:
-    """The topology: every pair a link of its class's costs, with what it was seen to share.
+    """Build the topology: every pair is a link with its class's costs, and with what it was seen to share.
 
     Where all ranks of a node reach one another by links that hold a port at either end, the node has a switch.
     """
@@ -232,7 +232,7 @@ def _hidden(infos: Sequence[HostInfo]) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Build the parser of the command's arguments."""
     p = argparse.ArgumentParser(
         prog="python -m torch.distributed.run ... -m loadmaster.executor.collective.probe",
         description="Measure the links between the ranks of this job and write them as a topology.",
@@ -248,7 +248,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Probe; rank 0 writes. Returns the exit status."""
+    """Probe the links, let rank 0 write the topology, and return the exit status."""
     options = parser().parse_args(arguments)
     if "RANK" not in os.environ:
         sys.stderr.write("This is one process: start the ranks with python -m torch.distributed.run.\n")

@@ -52,11 +52,11 @@ class Entry:
 
 
 Choice = tuple[Entry, Algorithm, Engine] | str
-"""What runs a call; or why no plan does."""
+"""Plan, algorithm and engine that run a call; or the reason why no plan does."""
 
 
 class PlannedGroup(dist.ProcessGroup):
-    """See the module.
+    """Process group that runs a collective by plan where a plan fits, else by the inner group.
 
     Attributes:
         inner: the group that is wrapped.
@@ -76,7 +76,7 @@ class PlannedGroup(dist.ProcessGroup):
         place: Place | None = None,
         largest_bytes: int | None = None,
     ) -> None:
-        """Every rank of the inner group makes one, with the same arguments.
+        """Make the group; every rank of the inner group does so, with the same arguments.
 
         Raises:
             InputError: a plan that the group cannot run; two plans for one collective.
@@ -110,27 +110,27 @@ class PlannedGroup(dist.ProcessGroup):
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        """Itself: what calls are made of."""
+        """The group itself: calls are made of it."""
         return self
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
-        """Its own: the backends keep the inner group's."""
+        """Name of this group; its backends keep the inner group's."""
         return self._name
 
     def shutdown(self) -> None:
-        """The backends are the inner group's, which shuts them down."""
+        """Run nothing more by plan. The backends are the inner group's, which shuts them down."""
         self.on = False
         self.works.close()
 
     def abort(self) -> None:
-        """The inner group's."""
+        """Abort the inner group's backends."""
         self.inner.abort()
 
     # The collectives of a process group. Each works out what is asked for, in the terms of a plan.
 
     def allreduce(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.all_reduce``."""
+        """Method behind ``torch.distributed.all_reduce``."""
         return self._all_reduce("allreduce", tensors, opts, rest)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -138,7 +138,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._all_reduce("allreduce_coalesced", tensors, opts, ())
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        """``torch.distributed.all_gather_into_tensor``."""
+        """Method behind ``torch.distributed.all_gather_into_tensor``."""
         call = Call("allgather", output, input, bytes_of(output), [output], later_of(opts))
         return self._run(call, ALL_GATHER, output, input, opts)
 
@@ -150,7 +150,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, ALL_GATHERS, outputs, inputs, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.all_gather`` into a list."""
+        """Method behind ``torch.distributed.all_gather`` into a list."""
         if opts is None or rest:
             return self._fall_back("allgather", "form of call", "allgather", outputs, inputs, opts, *rest)
         if not even(outputs[0], inputs[0]):
@@ -161,7 +161,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, "allgather", outputs, inputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        """``torch.distributed.reduce_scatter_tensor``."""
+        """Method behind ``torch.distributed.reduce_scatter_tensor``."""
         call = Call("reduce_scatter", output, input, bytes_of(input), [output], later_of(opts), op_of(opts))
         return self._run(call, REDUCE_SCATTER, output, input, opts)
 
@@ -173,7 +173,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, REDUCE_SCATTERS, outputs, inputs, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.reduce_scatter`` from a list."""
+        """Method behind ``torch.distributed.reduce_scatter`` from a list."""
         if opts is None or rest:
             return self._fall_back("reduce_scatter", "form of call", "reduce_scatter", outputs, inputs, opts, *rest)
         if not even(inputs[0], outputs[0]):
@@ -190,7 +190,7 @@ class PlannedGroup(dist.ProcessGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> Any:
-        """``torch.distributed.all_to_all_single``."""
+        """Method behind ``torch.distributed.all_to_all_single``; planned where no sizes are given."""
         given = (output, input, output_splits, input_splits, opts)
         if len(output_splits) or len(input_splits):
             return self._fall_back("alltoall", "split sizes", ALL_TO_ALL, *given)
@@ -198,7 +198,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, ALL_TO_ALL, *given)
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.broadcast``."""
+        """Method behind ``torch.distributed.broadcast``."""
         if opts is None or rest or isinstance(opts, int):
             return self._fall_back("broadcast", "form of call", "broadcast", tensors, opts, *rest)
         (tensor,) = tensors
@@ -207,7 +207,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, "broadcast", tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.reduce``."""
+        """Method behind ``torch.distributed.reduce``."""
         if opts is None or rest or isinstance(opts, int):
             return self._fall_back("reduce", "form of call", "reduce", tensors, opts, *rest)
         (tensor,) = tensors
@@ -216,7 +216,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, "reduce", tensors, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.scatter``."""
+        """Method behind ``torch.distributed.scatter``."""
         if opts is None or rest or isinstance(opts, int):
             return self._fall_back("scatter", "form of call", "scatter", outputs, inputs, opts, *rest)
         given = stacked(inputs[0]) if opts.rootRank == self.rank() else None
@@ -225,7 +225,7 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, "scatter", outputs, inputs, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
-        """``torch.distributed.gather``."""
+        """Method behind ``torch.distributed.gather``."""
         if opts is None or rest or isinstance(opts, int):
             return self._fall_back("gather", "form of call", "gather", outputs, inputs, opts, *rest)
         at_root = opts.rootRank == self.rank()
@@ -237,13 +237,13 @@ class PlannedGroup(dist.ProcessGroup):
         return self._run(call, "gather", outputs, inputs, opts)
 
     def barrier(self, opts: Any = None, *rest: Any) -> Any:
-        """The inner group's; unless it is asynchronous, planned calls begun before are over then, as its own are."""
+        """The inner group's barrier; unless it is asynchronous, planned calls begun before are over then too."""
         if not later_of(opts):
             self.works.drain()
         return self.inner.barrier(*_given((opts, *rest)))
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Until the end of this the inner group has all calls: it makes one of them."""
+        """Leave all calls to the inner group until the coalescing ends: it makes one of them."""
         self.inner._start_coalescing(device)
         self._coalesces = True
 
@@ -251,7 +251,7 @@ class PlannedGroup(dist.ProcessGroup):
         self._coalesces = False
         return self.inner._end_coalescing(device)
 
-    # What earlier releases of PyTorch call the same.
+    # Names of the same methods in earlier releases of PyTorch.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -311,12 +311,12 @@ class PlannedGroup(dist.ProcessGroup):
         return self.works.start(job, touched, call.filled, call.later)
 
     def forget(self) -> None:
-        """Decide anew what runs which call, and count from here."""
+        """Forget what runs which call, to decide it again, and count from here."""
         for kept in (self._choices, self.planned, self.padded, self.fell_back):
             kept.clear()
 
     def choose(self, call: Call) -> Choice:
-        """What runs a call, or why no plan does."""
+        """Choose what runs a call, or say why no plan does."""
         entry = self.entries.get((call.collective, call.root))
         if entry is None and call.root == 0:
             entry = self.entries.get((call.collective, None))
@@ -350,12 +350,12 @@ class PlannedGroup(dist.ProcessGroup):
 
 
 def _given(arguments: Iterable[Any]) -> Iterable[Any]:
-    """Options that were not given are not passed on."""
+    """Drop options that were not given, which are not passed on."""
     return (argument for argument in arguments if argument is not None)
 
 
 def _first_of(*names: str) -> str:
-    """What this release of PyTorch calls a method."""
+    """Pick the name by which this release of PyTorch has a method."""
     return next(name for name in names if hasattr(dist.ProcessGroup, name))
 
 

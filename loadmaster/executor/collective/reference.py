@@ -30,7 +30,7 @@ from loadmaster.models.collective.problem import Collective, CollectiveProblem
 
 
 def size_bytes_of(problem: CollectiveProblem, output: torch.Tensor | None, input: torch.Tensor | None) -> int:
-    """The size that a plan's table goes by: of the largest buffer of a rank."""
+    """Size that a plan's table goes by: bytes of the largest buffer of a rank."""
     ranks = problem.topology.rank_count
     match problem.collective:
         case "alltoallv" | "custom":
@@ -46,7 +46,7 @@ def size_bytes_of(problem: CollectiveProblem, output: torch.Tensor | None, input
 
 
 def finish(staged: Staged, memory: Memory, sums: Sums) -> None:
-    """After the last step: what a rank had all along goes where it belongs, and what it gathered is added up."""
+    """Finish after the last step: copy to the output what a rank had all along, and add up what it gathered."""
     for origin, home in staged.copies:
         copy(view(memory, home), view(memory, origin))
     for offset, pieces in staged.sums:
@@ -74,7 +74,7 @@ class Runner:
         timeout_s: float = 300.0,
         watch: bool | None = None,
     ) -> None:
-        """Every rank of the group makes one, with the same problem and plan.
+        """Make a runner; every rank of the group does so, with the same problem and plan.
 
         Args:
             group: None: the default one.
@@ -97,42 +97,42 @@ class Runner:
         self._lost = False
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """``output`` is every rank's ``input``, by rank."""
+        """Gather every rank's ``input`` into ``output``, by rank."""
         self._expect("allgather")
         self.run(output, input)
 
     def all_reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
-        """In place."""
+        """Reduce the tensors of all ranks, in place on every rank."""
         self._expect("allreduce")
         self.run(tensor, tensor, op)
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
-        """``output`` is this rank's part of the sum of every rank's ``input``."""
+        """Reduce every rank's ``input``; ``output`` is this rank's part of the result."""
         self._expect("reduce_scatter")
         self.run(output, input, op)
 
     def all_to_all(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """Piece d of ``input`` goes to rank d; uneven pieces are those the plan was made for."""
+        """Send piece d of ``input`` to rank d; uneven pieces are those the plan is made for."""
         self._expect("alltoall", "alltoallv")
         self.run(output, input)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """In place, from the plan's root."""
+        """Send the tensor of the plan's root to every rank, in place."""
         self._expect("broadcast")
         self.run(tensor, tensor if self._is_root else None)
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
-        """In place on the plan's root; elsewhere the tensor stays as it is."""
+        """Reduce the tensors of all ranks, in place on the plan's root; elsewhere the tensor stays as it is."""
         self._expect("reduce")
         self.run(tensor if self._is_root else None, tensor, op)
 
     def scatter(self, output: torch.Tensor, input: torch.Tensor | None = None) -> None:
-        """Piece d of the root's ``input`` goes to rank d."""
+        """Send piece d of the root's ``input`` to rank d."""
         self._expect("scatter")
         self.run(output, input if self._is_root else None)
 
     def gather(self, output: torch.Tensor | None, input: torch.Tensor) -> None:
-        """The root's ``output`` is every rank's ``input``, by rank."""
+        """Gather every rank's ``input`` into the root's ``output``, by rank."""
         self._expect("gather")
         self.run(output if self._is_root else None, input)
 
@@ -150,7 +150,7 @@ class Runner:
             )
 
     def staged(self, size_bytes: int, algorithm: Algorithm | None = None) -> Staged:
-        """What this rank does at a size; None: by the plan's algorithm for it.
+        """Steps of this rank at a size; without an algorithm, by the plan's for the size.
 
         Raises:
             InputError: the size does not divide into the algorithm's chunks.
@@ -171,7 +171,7 @@ class Runner:
         algorithm: Algorithm | None = None,
         size_bytes: int | None = None,
     ) -> None:
-        """The plan's collective, whatever it is: buffers as :mod:`loadmaster.models.collective.buffers` lays them out.
+        """Run the plan's collective, on buffers as :mod:`loadmaster.models.collective.buffers` lays them out.
 
         Args:
             output, input: contiguous, of one type and device; may be the same memory where ``torch.distributed``
@@ -181,7 +181,7 @@ class Runner:
             size_bytes: of the largest buffer of a rank; None: as the tensors say.
 
         Raises:
-            InputError: sizes or types that do not fit the plan; the same on every rank if they all call alike.
+            InputError: sizes or types that do not fit the plan; the same on every rank if all make the same call.
             PeerError: a peer did not do its part.
         """
         if self._lost:

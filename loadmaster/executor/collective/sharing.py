@@ -1,4 +1,4 @@
-"""Which links share something: found by how much transfers slow one another down.
+"""Detection of links that share something, by how much transfers slow one another down.
 
 Two transfers at once that each take as long as alone share nothing that matters; where the slower takes much longer,
 they share a resource, and the question is where: at the sender, at the receiver, or in between.
@@ -15,17 +15,17 @@ from itertools import combinations
 
 Pair = tuple[int, int]
 Slowdown = Callable[[Sequence[Pair]], float]
-"""How much longer the slowest of some transfers takes when they go at once than alone."""
+"""Factor by which the slowest of some transfers takes longer when they go at once than alone."""
 
 # Halfway, by ratio, between transfers that share nothing (1) and two that share all (2).
 SHARED_FROM = 1.41
-# Of the other ends, when it is asked whether two ranks share something at this one.
+# Choices of the other ends, when it is asked whether two ranks share something at this one.
 MOST_CHOICES = 3
 
 
 @dataclass
 class Shared:
-    """What links were seen to share.
+    """Resources that links were seen to share.
 
     Attributes:
         resources: name -> links that hold it.
@@ -38,11 +38,11 @@ class Shared:
 
 
 def find_shared(links: Mapping[str, Sequence[Pair]], node_of: Sequence[int], slowdown: Slowdown) -> Shared:
-    """Ports, shared adapters and half-duplex wires, class by class.
+    """Find ports, shared adapters and half-duplex wires, class by class.
 
     Args:
         links: the links of each class.
-        slowdown: measures; it is called alike on every rank.
+        slowdown: measures; it is called in the same way on every rank.
     """
     shared = Shared()
     for name, pairs in links.items():
@@ -59,7 +59,7 @@ def find_shared(links: Mapping[str, Sequence[Pair]], node_of: Sequence[int], slo
 
 
 def _wires(name: str, pairs: Sequence[Pair], slowdown: Slowdown, shared: Shared) -> None:
-    """Is a way and the way back one wire? One pair of the class answers for it."""
+    """Find whether a way and the way back are one wire; one pair of the class answers for it."""
     both = [(a, b) for a, b in pairs if a < b and (b, a) in pairs]
     if not both:
         shared.unseen.append(f"{name}: whether a link and its way back share a wire (no pair has both)")
@@ -75,7 +75,7 @@ def _wires(name: str, pairs: Sequence[Pair], slowdown: Slowdown, shared: Shared)
 
 
 def _ports(name: str, pairs: Sequence[Pair], slowdown: Slowdown, shared: Shared, end: int) -> None:
-    """Does a rank send to two others (``end`` 0), or receive from two (1), as fast as to or from one?"""
+    """Find whether a rank sends to two others (``end`` 0), or receives from two (1), as fast as to or from one."""
     what, way = (("egress", "sends to two"), ("ingress", "receives from two"))[end]
     factors = {}
     for rank in sorted({pair[end] for pair in pairs}):
@@ -99,7 +99,7 @@ def _ports(name: str, pairs: Sequence[Pair], slowdown: Slowdown, shared: Shared,
 def _adapters(
     name: str, pairs: Sequence[Pair], node_of: Sequence[int], slowdown: Slowdown, shared: Shared, end: int
 ) -> bool:
-    """Do two ranks of a node slow each other down, though neither end of their links is the same?
+    """Find ranks of a node that slow each other down, though neither end of their links is the same.
 
     Several choices of the other ends are tried where there are several: what is slow with all is shared at this end.
     """
@@ -129,7 +129,7 @@ def _adapters(
 
 
 def _apart(pairs: Sequence[Pair], a: int, b: int, end: int) -> Iterable[tuple[Pair, Pair]]:
-    """Some choices of a link of a and one of b, four ranks in all: one link of a beside several of b."""
+    """Some choices of a link of a and one of b, four ranks in all: one link of a with several of b."""
     for one in (pair for pair in pairs if pair[end] == a):
         others = [pair for pair in pairs if pair[end] == b and len({*one, *pair}) == 4]
         if others:
@@ -138,7 +138,7 @@ def _apart(pairs: Sequence[Pair], a: int, b: int, end: int) -> Iterable[tuple[Pa
 
 
 def _joined(pairs: Iterable[Pair]) -> list[set[int]]:
-    """Ranks that pairs hold together."""
+    """Groups of ranks that pairs join, directly or through others."""
     groups: list[set[int]] = []
     for pair in pairs:
         touching = [group for group in groups if group & set(pair)]

@@ -1,4 +1,4 @@
-"""The plans to run, from wherever they are: typed, or documents in files and folders."""
+"""Plans to run, from wherever they are: typed, or documents in files and folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Plans = AnyPath | Iterable[Pair | AnyPath]
 
 
 def read_plans(plans: Plans, ranks: int) -> list[Planned]:
-    """Problems with their plans.
+    """Read problems with their plans.
 
     A file holds ``{"problem": document, "plan": document}``, or the document of a problem or of a plan: these find each
     other. A folder holds such files; its plans for other numbers of ranks, and its other files, are left out.

@@ -1,4 +1,4 @@
-"""What one rank does in an algorithm: steps of sends and receives, and where in its buffers their chunks lie.
+"""Steps of one rank in an algorithm: sends and receives, and where in its buffers their chunks are.
 
 Messages are cut into batches that are the same on every rank, so that ranks meet in the same order. A batch holds
 messages that do not wait for one another. What a batch reads is not written before the batch is over: copies land where
@@ -38,7 +38,7 @@ class Outgoing:
     """A message that this rank sends.
 
     Attributes:
-        pieces: what it is put together from; one: it is sent from where it lies.
+        pieces: what it is put together from; one: it is sent from where it is.
     """
 
     message: Message
@@ -66,7 +66,7 @@ class Arrival:
     Attributes:
         incoming: place of the message among the step's incoming ones.
         offset: of the chunk within the message.
-        own: where what it is added to lies; None: nothing is there yet, or it has been added to already.
+        own: where the value is that it is added to; None: nothing is there yet, or it has been added to already.
         result: where it goes, or the sum of which it is the last part; None: the sum is not complete.
     """
 
@@ -90,13 +90,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Staged:
-    """All that one rank does.
+    """All that one rank does in an algorithm.
 
     Attributes:
         unit_bytes: every chunk is a multiple of it.
         copies: at the end: from where to where, for what a rank has that no message brings.
         sums: form ``gather``: at the end, what to add up for the output from an offset on.
-        origins: per region of the output, where in the input the same chunk lies (None: nowhere); for calls in place.
+        origins: per region of the output, where in the input the same chunk is (None: nowhere); for calls in place.
     """
 
     rank: int
@@ -136,12 +136,12 @@ def batches(messages: Sequence[Message], order: Order, limit: int = LARGEST_BATC
 
 
 def stage(lowered: Lowered, rank: int, order: Order = "levels") -> Staged:
-    """What a rank does in a lowered algorithm."""
+    """Work out what a rank does in a lowered algorithm."""
     return _Stage(lowered, rank).staged(order)
 
 
 class _Stage:
-    """Where each chunk lies on one rank while the batches go by."""
+    """Places of the chunks on one rank while the batches go by."""
 
     def __init__(self, lowered: Lowered, rank: int) -> None:
         self.lowered, self.rank = lowered, rank
@@ -150,7 +150,7 @@ class _Stage:
         self.inputs, self.outputs = self.buffers.inputs[rank], self.buffers.outputs[rank]
         self.scratch: dict[int, int] = {}
         self.scratch_bytes = 0
-        # Where a chunk, or this rank's part of it, lies now.
+        # Where a chunk, or this rank's part of it, is at present.
         self.place = {chunk: Piece("input", offset, self.size_of[chunk]) for chunk, offset in self.inputs.items()}
         self.whole = {chunk for chunk in self.place if not self.buffers.chunks[chunk].reduces}
         self.parts_to_come = dict.fromkeys(self.place, 0)
@@ -231,7 +231,7 @@ class _Stage:
         return found
 
     def _home(self, chunk: int) -> Piece:
-        """Where a chunk goes that arrives: the output where it belongs there, scratch otherwise."""
+        """Place of a chunk that arrives: the output where it belongs there, scratch otherwise."""
         if chunk in self.outputs:
             return Piece("output", self.outputs[chunk], self.size_of[chunk])
         if chunk not in self.scratch:

@@ -24,17 +24,17 @@ _REAL = (*_NARROW, torch.float32, torch.float64)
 
 
 def kind_of(op: object) -> object:
-    """The operator itself, of a ReduceOp or of one of its names."""
+    """Return the operator itself, of a ReduceOp or of one of its names."""
     return getattr(op, "op", op)
 
 
 def averages(op: object) -> bool:
-    """Whether sums are divided by the number of ranks at the end."""
+    """Return whether sums are divided by the number of ranks at the end."""
     return kind_of(op) == dist.ReduceOp.AVG
 
 
 def can_combine(op: object, dtype: torch.dtype) -> bool:
-    """Whether a plan adds up values of that type by that operator."""
+    """Return whether a plan adds up values of that type by that operator."""
     kind = kind_of(op)
     if kind in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT):
         return dtype in (*_REAL, *_WHOLE, *_COMPLEX)
@@ -53,7 +53,7 @@ class Sums:
         self.open: dict[int, torch.Tensor] = {}
 
     def add(self, step: Step, landed: Sequence[torch.Tensor]) -> None:
-        """Deal with the staged messages of a batch that is over."""
+        """Copy or add up the staged messages of a batch that is over."""
         for arrival in step.arrivals:
             came = landed[arrival.incoming][arrival.offset : arrival.offset + arrival.size_bytes]
             if not arrival.combines:
@@ -79,7 +79,7 @@ class Sums:
             self._values(arrival.result).copy_(self.open.pop(arrival.chunk))
 
     def total(self, home: Piece, pieces: Sequence[Piece]) -> None:
-        """Add pieces in their order, for good."""
+        """Add up pieces in their order, and write the total to its place."""
         total = self._values(pieces[0]).to(self.wide)
         for piece in pieces[1:]:
             total = self.operator(total, self._values(piece))
@@ -90,12 +90,12 @@ class Sums:
 
 
 def bytes_of(tensor: torch.Tensor | None) -> int:
-    """Zero where there is none."""
+    """Bytes of a tensor; zero where there is none."""
     return 0 if tensor is None else tensor.numel() * tensor.element_size()
 
 
 def flat(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """The bytes of a contiguous tensor, where they lie."""
+    """View a contiguous tensor as bytes; empty where there is none."""
     if tensor is None or not tensor.numel():
         return torch.empty(0, dtype=torch.uint8, device=device)
     return tensor.detach().view(-1).view(torch.uint8)
@@ -108,7 +108,7 @@ def copy(home: torch.Tensor, origin: torch.Tensor) -> None:
 
 
 def in_the_way(staged: Staged, memory: Memory) -> bool:
-    """Whether the output lies over a part of the input that is another chunk's, and would spoil it."""
+    """Return whether the output overlaps a part of the input that is another chunk's, and would spoil it."""
     shift = memory["output"].data_ptr() - memory["input"].data_ptr()
     input_bytes = memory["input"].numel()
     for offset, size_bytes, origin in staged.origins:

@@ -40,12 +40,12 @@ class TransferTimer:
     """Times batches of transfers; every rank of the group makes one and asks for the same batches in the same order."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, repeats: int) -> None:
-        """``repeats``: the least time of so many counts."""
+        """Make a timer that counts the least time of ``repeats`` turns."""
         self.group, self.device, self.repeats = group, device, repeats
         self.rank, self.size = group.rank(), group.size()
 
     def seconds(self, batches: Sequence[TransferBatch]) -> list[dict[Pair, float]]:
-        """How long each transfer of each batch takes, one way; the same on every rank."""
+        """Time each transfer of each batch, seconds one way; the result is the same on every rank."""
         mine: list[dict[Pair, float]] = []
         for batch in batches:
             least: dict[Pair, float] = {}
@@ -65,7 +65,7 @@ class TransferTimer:
         return [{pair: found for of_rank in said for pair, found in of_rank[k].items()} for k in range(len(batches))]
 
     def _buffers(self, batch: TransferBatch) -> dict[Pair, list[torch.Tensor]]:
-        """The messages of each transfer that this rank has a part in."""
+        """Make the messages of each transfer that this rank has a part in."""
         messages, size = (1, batch.count * batch.size_bytes) if batch.merged else (batch.count, batch.size_bytes)
         return {
             pair: [torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(messages)]
@@ -76,7 +76,7 @@ class TransferTimer:
     def _once(
         self, batch: TransferBatch, data: dict[Pair, list[torch.Tensor]], answers: dict[Pair, list[torch.Tensor]]
     ) -> dict[Pair, float]:
-        """One count, as this rank sees it: the time of each transfer that it sends."""
+        """Do a batch once; return the time of each transfer that this rank sends, as it sees it."""
         sent = [pair for pair in batch.pairs if pair[0] == self.rank]
         received = [pair for pair in batch.pairs if pair[1] == self.rank]
         begun = time.perf_counter()

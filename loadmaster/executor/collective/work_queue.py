@@ -13,14 +13,14 @@ Job = Callable[[], None]
 
 
 class PlannedWork(dist.Work):
-    """What a call returns: wait for it, or take its future (DDP does)."""
+    """Handle that a call returns: wait for it, or take its future (DDP does)."""
 
     def synchronize(self) -> None:
-        """As ``wait``."""
+        """Wait for the job, as :meth:`wait` does."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As ``wait``."""
+        """Wait for the job, as :meth:`wait` does."""
         self.wait()
 
 
@@ -32,7 +32,7 @@ class ThreadWork(PlannedWork):
         self._filled, self._over = filled, over
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; what went wrong is raised here.
+        """Wait until the job is done; its error is raised here.
 
         Raises:
             TimeoutError: not done within ``timeout``; none, or none above zero: no limit but the engine's own.
@@ -42,7 +42,7 @@ class ThreadWork(PlannedWork):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
+        """Return whether the job is done."""
         return self._over.done()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -63,19 +63,19 @@ class StreamWork(PlannedWork):
     """A job on a stream of a GPU: waiting for it holds the current stream up, not the CPU."""
 
     def __init__(self, filled: Sequence[torch.Tensor], stream: torch.cuda.Stream | None = None) -> None:
-        """No stream: it is on the current one already, and whoever comes after it there comes after it."""
+        """Make the work of a job on a stream; None: on the current one, where whatever follows comes after it."""
         super().__init__()
         self._filled, self._stream = filled, stream
         self._event = None if stream is None else stream.record_event()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """What follows on the current stream comes after it. The engine itself minds the time."""
+        """Let what follows on the current stream come after the job. The engine itself minds the time."""
         if self._event is not None:
             self._event.wait(torch.cuda.current_stream(self._filled[0].device))
         return True
 
     def is_completed(self) -> bool:
-        """Whether the GPU is done with it, or it is on the current stream."""
+        """Return whether the GPU is done with the job, or the job is on the current stream."""
         return self._event is None or self._event.query()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -97,7 +97,7 @@ class WorkQueue:
     def start(
         self, job: Job, tensors: Sequence[torch.Tensor], filled: Sequence[torch.Tensor], later: bool
     ) -> PlannedWork:
-        """Start a job.
+        """Start a job and return its work.
 
         Args:
             tensors: all that it touches.

@@ -1,4 +1,4 @@
-"""What operators cost: measured on the device at hand, or estimated for a device of the hardware catalogue."""
+"""Cost models of operators: measured on the device at hand, or estimated for a device of the hardware catalogue."""
 
 from __future__ import annotations
 

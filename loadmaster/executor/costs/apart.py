@@ -25,17 +25,17 @@ from loadmaster.executor.costs.kept_times import OperatorMeasurement
 from loadmaster.executor.costs.traffic import value_of
 
 BEGIN_S = 90.0
-"""What a child may take to import PyTorch and to reach the device, beside measuring."""
+"""Time that a child may take to import PyTorch and to reach the device, in addition to measuring."""
 
 MOST_CHILDREN = 3
-"""After so many deaths what is left stays unmeasured: each takes seconds."""
+"""Children that may end early before the operators that are left stay unmeasured: each takes seconds."""
 
 Found = OperatorMeasurement | str
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An operator's call, as a child gets it.
+    """An operator's call in the form in which it is sent to a child.
 
     Attributes:
         name: of the operator, ``namespace::name``.
@@ -53,7 +53,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Request:
-    """All that a child is asked.
+    """Everything that a child is asked: calls to measure, and settings to measure them under.
 
     Attributes:
         device: to measure on.
@@ -73,10 +73,10 @@ class Request:
 def measured_apart(
     nodes: Sequence[fx.Node], device: torch.device, limit_s: float, options: Mapping[str, bool]
 ) -> list[Found]:
-    """What measuring each operator in another process gave, or in words why it gave nothing.
+    """Measure each operator in another process; return its measurement, or in words why there is none.
 
     Args:
-        limit_s: for all of them together, beside :data:`BEGIN_S` for each child.
+        limit_s: time that a child has for all of them together, in addition to :data:`BEGIN_S`.
         options: of the child's profiler, ``compiled`` and ``channels_last``.
     """
     found: dict[int, Found] = {}
@@ -87,7 +87,7 @@ def measured_apart(
         except Exception as error:  # noqa: BLE001 - any object may refuse to be pickled, and raise anything
             found[n] = f"it cannot be sent to a process of its own ({type(error).__name__})"
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the child's own is beside it
+        torch.cuda.empty_cache()  # leaves the memory to the child
     for _ in range(MOST_CHILDREN):
         waiting = [n for n in calls if n not in found]
         if not waiting:
@@ -102,7 +102,7 @@ def measured_apart(
 def _asked(
     calls: Sequence[bytes], device: torch.device, limit_s: float, options: Mapping[str, bool]
 ) -> tuple[list[Found], str]:
-    """The answers of one child, as far as it came, and how it ended."""
+    """Ask one child: return its answers, as far as it came, and how it ended."""
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     request = Request(str(device), options, precision, convolutions, calls)
     # It finds what this process finds: an empty entry is where it runs.

@@ -1,7 +1,7 @@
 """The child that runs operators which may end it: ``python -m loadmaster.executor.costs.apart_child``.
 
 It reads a pickled request and writes a line for each operator, in JSON: ``[time_us, workspace_bytes]``, or in words why
-there is none.
+it was not measured.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from loadmaster.executor.costs.profiled import Profiler
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer one request: read it from standard input and write a line for each operator."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a death that is expected leaves no image of memory
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what operators print is no answer
+    os.dup2(2, 1)  # what operators print is not an answer
     request: Request = pickle.load(sys.stdin.buffer)
     torch.set_float32_matmul_precision(request.float32)
     torch.backends.cudnn.allow_tf32 = request.tf32

@@ -1,4 +1,4 @@
-"""Operators as they were called, without a graph: what cost models take of them."""
+"""Operator calls without a graph, in the form that cost models take."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Shaped:
-    """A tensor without its memory."""
+    """Shape, strides and dtype of a tensor, without its memory."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     def on_meta(self) -> Tensor:
-        """A tensor of that shape, which has none either."""
+        """Make a tensor of that shape on the meta device, which has no memory either."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
@@ -40,14 +40,14 @@ class Call:
 
     @classmethod
     def of(cls, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
-        """What was called, with no hold on the memory of its tensors."""
+        """Describe a call, with no hold on the memory of its tensors."""
         values, structure = pytree.tree_flatten((tuple(args), dict(kwargs), result))
         leaves = [_described(value) for value in values]
         called, named, made = pytree.tree_unflatten(leaves, structure)
         return cls(target, called, named, made, (str(target), tuple(map(repr, leaves))))
 
     def node(self, graph: fx.Graph) -> fx.Node:
-        """A node of this graph, whose tensors come from nowhere."""
+        """Add the call to a graph, with placeholders for its tensors, and return its node."""
 
         def placed(leaf: object) -> object:
             if not isinstance(leaf, Shaped):

@@ -2,7 +2,7 @@
 
 Convolutions, matrix products and attention run as kernels of libraries and are bound by arithmetic; everything else
 moves bytes, fused by a compiler or not. Operators measured one by one and a model of traffic can be off for either
-sort in its own way (clocks under load, caches, layouts), but then for the whole sort alike.
+sort in its own way (clocks under load, caches, layouts), but then by the same factor for the whole sort.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Corrected:
         return self.base.node_us(node) * (self.products if flops(node) else self.moves)
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """As the base says."""
+        """Workspace of one operator, bytes: the base's, unchanged."""
         return self.base.workspace_bytes(node)
 
     def move_us(self, size_bytes: int, kernels: int = 1) -> float:
-        """Time of fused kernels, us."""
+        """Time of fused kernels that move so many bytes together, us."""
         return self.base.move_us(size_bytes, kernels) * self.moves

@@ -30,7 +30,7 @@ def anything(tensor: Tensor, generator: Generator) -> None:
 
 
 def constant(value: int) -> Fill:
-    """The same number everywhere."""
+    """Make a fill that writes the same number everywhere."""
     return lambda tensor, _: tensor.fill_(value)
 
 
@@ -41,7 +41,7 @@ class HostZeros:
     """Zeros in host memory, whatever the device: for numbers that an operator reads on the processor."""
 
     def __call__(self, tensor: Tensor, _: Generator) -> None:
-        """Write them."""
+        """Write zeros into the tensor, which is in host memory."""
         tensor.zero_()
 
 
@@ -58,17 +58,17 @@ def mask(tensor: Tensor, generator: Generator) -> None:
 
 
 def starts(total: int) -> Fill:
-    """Where each of equal parts of ``total`` things begins."""
+    """Positions where equal parts of ``total`` things begin."""
     return lambda tensor, _: tensor.copy_(_bounds(tensor, total, tensor.numel())[:-1])
 
 
 def bounds(total: int) -> Fill:
-    """Where each of equal parts of ``total`` things begins, and where the last one ends."""
+    """Positions where equal parts of ``total`` things begin, and where the last one ends."""
     return lambda tensor, _: tensor.copy_(_bounds(tensor, total, tensor.numel() - 1))
 
 
 def ends(total: int, multiple: int) -> Fill:
-    """Where each of about equal parts of ``total`` things ends; each a multiple of a number."""
+    """Positions where about equal parts of ``total`` things end, each a multiple of ``multiple``."""
     return lambda tensor, _: tensor.copy_(_bounds(tensor, total, tensor.numel())[1:] // multiple * multiple)
 
 
@@ -78,7 +78,7 @@ def shares(total: int) -> Fill:
 
 
 def part_of_each(total: int) -> Fill:
-    """For each of the tensor's things, which of ``total`` parts it is in: ascending."""
+    """Number of the part, of ``total`` parts, that each of the tensor's things is in: ascending."""
 
     def fill(tensor: Tensor, _: Generator) -> None:
         places = torch.arange(tensor.numel(), device=tensor.device)
@@ -114,6 +114,6 @@ def _bounds(like: Tensor, total: int, parts: int) -> Tensor:
 
 
 def product(sizes: object) -> int:
-    """Of whole numbers: of a shape, or of a part of one."""
+    """Product of whole numbers, such as those of a shape."""
     assert isinstance(sizes, list | tuple)
     return math.prod(int(size) for size in sizes)

@@ -1,4 +1,4 @@
-"""What is known of single operators by a formula of their arguments, such as bytes of workspace."""
+"""Whole numbers of single operators, such as bytes of workspace, by formulas of their arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OperatorFormulas:
     """A whole number for a node of a graph, by the formula of its operator: ``formulas(node)``.
 
     Args:
-        what: that the formulas give, for messages: ``workspace formula``.
+        what: name of what the formulas give, for messages: ``workspace formula``.
         otherwise: the number of operators without a formula.
     """
 
@@ -39,7 +39,7 @@ class OperatorFormulas:
         self._formulas[op] = formula
 
     def __call__(self, node: fx.Node, device_type: str | None = None) -> int:
-        """The formula's number, on a device of this type. By default on that of the node's tensors."""
+        """Evaluate the operator's formula on a device of this type. By default on that of the node's tensors."""
         formula = self._formulas.get(node.target)
         if formula is None:
             return self._otherwise

@@ -1,4 +1,4 @@
-"""Measured times of operators on disk: what one capture measured, the next one need not, of this model or another.
+"""Measured times of operators, kept on disk: later captures, of this model or another, need not measure them again.
 
 A file for each device, setting and version; a line for each operator of some shape, strides, types and plain arguments.
 """
@@ -31,7 +31,7 @@ class OperatorMeasurement:
 
 
 class KeptTimes:
-    """The measurements in one file."""
+    """Measurements of operators in one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,11 +44,11 @@ class KeptTimes:
                 self._known[line.get("operator")] = OperatorMeasurement(time_us, workspace_bytes)
 
     def get(self, key: Hashable) -> OperatorMeasurement | None:
-        """What is known of an operator."""
+        """Measurement of an operator; None if there is none yet."""
         return self._known.get(_digest(key))
 
     def add(self, key: Hashable, measured: OperatorMeasurement) -> None:
-        """Keep what was measured."""
+        """Store a measurement, in memory and in the file."""
         digest = _digest(key)
         self._known[digest] = measured
         # JSON tells whole numbers from others; times are read as the latter.
@@ -57,7 +57,7 @@ class KeptTimes:
 
 
 def kept_times(device: torch.device, *, compiled: bool, channels_last: bool) -> KeptTimes:
-    """Those of a device, as it is set now."""
+    """Open the measurements of a device under its present settings."""
     if device.type == "cuda":
         convolutions = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, cuDNN {convolutions}"

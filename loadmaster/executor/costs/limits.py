@@ -1,4 +1,4 @@
-"""Which values the arguments of each operator may have where not any will do.
+"""Limits on the values of operators' arguments, where not any value will do.
 
 An operator on floating-point numbers alone runs on any. One that takes whole numbers or Booleans may take them for
 positions, offsets, classes or counts, and on a GPU a wrong one ends the process. So such an operator is measured only
@@ -42,7 +42,7 @@ Arguments = Mapping[str, Any]
 """All arguments of a call by name; fake tensors for tensors."""
 
 Limits = Mapping[str, Fill | Sequence[Fill]]
-"""Limits by name. An argument that is a list of tensors has one for each."""
+"""Limits of arguments, by name. An argument that is a list of tensors has one for each."""
 
 Rule = Callable[[Arguments], Limits | None]
 """The limits of a call's arguments; None where they are not known for such a call."""
@@ -52,14 +52,14 @@ _ALIGNED_ELEMENTS = 16
 
 
 class NotUnderstoodError(Exception):
-    """There are arguments whose limits are not known."""
+    """Some argument's limits are not known, so that the operator is not safe to run."""
 
 
 def limits_of(target: object, arguments: Arguments) -> Limits:
-    """The limits of a call's arguments; of those without an entry there is none.
+    """The limits of a call's arguments; an argument without an entry may hold anything.
 
     Raises:
-        NotUnderstoodError: they are not all known.
+        NotUnderstoodError: not all of them are known.
     """
     if not isinstance(target, torch._ops.OpOverload):
         raise NotUnderstoodError("it is no operator of its own")
@@ -78,7 +78,7 @@ def limits_of(target: object, arguments: Arguments) -> Limits:
 
 
 def is_safe(target: object) -> bool:
-    """Whether an understood operator is known to end no process: PyTorch's own and ours are, others' are not."""
+    """Return whether an understood operator is known to end no process: PyTorch's own and ours are, others' are not."""
     assert isinstance(target, torch._ops.OpOverload)
     return (_is_pytorchs(target) or target.namespace == "loadmaster") and _base(target) not in _IN_DOUBT
 
@@ -109,7 +109,7 @@ def _is_pytorchs(op: torch._ops.OpOverload) -> bool:
 
 
 def _takes_any(op: torch._ops.OpOverload) -> bool:
-    """Whether any numbers will do."""
+    """Return whether the operator runs on any numbers."""
     name = _base(op)
     return _is_pytorchs(op) and (torch.Tag.pointwise in op.tags or name.startswith("_foreach_") or name in _VALUES)
 
@@ -122,7 +122,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Values of these are copied, compared, sorted, added up, or of no account.
+# Operators that copy, compare, sort or add up values, or do not read them.
 _VALUES = _names(
     """
     _to_copy alias_copy as_strided_copy as_strided_scatter block_diag broadcast_in_dim cat channel_shuffle clone
@@ -164,7 +164,7 @@ _IN_DOUBT = frozenset({"_cudnn_rnn_backward", "batch_norm_backward", "cudnn_batc
 
 
 def _along(dim: object, tensor: Tensor) -> Fill:
-    """Positions along a dimension."""
+    """Fill of positions along one dimension of a tensor."""
     assert isinstance(dim, int)
     return below(int(tensor.shape[dim]) if tensor.dim() else 1)
 
@@ -174,7 +174,7 @@ def _in_dimension(a: Arguments) -> Limits:
 
 
 def _in_dimensions(a: Arguments) -> Limits:
-    """Each list entry indexes the next dimension; a mask as many as it has, None one."""
+    """Limits of a list of indices: each indexes the next dimension, a mask as many as it has, None one."""
     found: list[Fill] = []
     dim = 0
     for index in a["indices"]:
@@ -236,7 +236,7 @@ def _ctc(a: Arguments) -> Limits:
 
 
 def _in_plane(dims: int) -> Rule:
-    """Positions in the last dimensions of a pool's input."""
+    """Limits of positions in the last dimensions of a pool's input."""
     return lambda a: {"indices": below(product(list(a["self"].shape[-dims:])))}
 
 
@@ -245,7 +245,7 @@ def _in_output(a: Arguments) -> Limits:
 
 
 def _chosen(a: Arguments) -> Limits:
-    """As many as there are values for, where a smaller mask stands for several elements."""
+    """Limit of a mask: no more True elements than there are values; a smaller mask stands for several elements."""
     repeats = -(-a["self"].numel() // max(1, a["mask"].numel()))
     return {"mask": at_most(a["source"].numel() // max(1, repeats))}
 
@@ -275,7 +275,7 @@ def _segments(a: Arguments) -> Limits | None:
 
 
 def _groups(a: Arguments) -> Limits:
-    """Groups are of rows, of columns, or of what is summed over, whichever has one dimension less."""
+    """Limits of the ends of groups: of rows, of columns, or of what is summed over, by which operand is 2-D."""
     first, second = a["self"], a["mat2"]
     if first.dim() == 3:
         total = second.shape[-1]
@@ -295,7 +295,7 @@ def _to_jagged(a: Arguments) -> Limits | None:
 
 
 def _sequences(dim: int, seeds: Limits) -> Rule:
-    """Sequences that lie one after another along a dimension of queries and keys."""
+    """Limits of sequences that are stored one after another along a dimension of queries and keys."""
 
     def rule(a: Arguments) -> Limits | None:
         if any(a.get(name) is not None for name in ("seqused_k", "block_table", "seqlen_k")):
@@ -328,7 +328,7 @@ def _all_of(fill: Fill, *names: str) -> Rule:
 
 
 _SEEDS: Limits = dict.fromkeys(("philox_seed", "philox_offset", "rng_state", "unused", "seed"), zeros)
-# The memory-efficient kernels read the seed of their mask through the processor's pointer.
+# The memory-efficient kernels read the seed of their mask through a pointer to host memory.
 _HOST_SEEDS: Limits = dict.fromkeys(("philox_seed", "philox_offset"), HostZeros())
 
 _ATEN: tuple[tuple[Rule, str], ...] = (
@@ -377,7 +377,7 @@ _ATEN: tuple[tuple[Rule, str], ...] = (
 )
 
 _RULES: dict[str, Rule] = {f"aten::{name}": rule for rule, names in _ATEN for name in _names(names)}
-# What mixtures of experts run where grouped products do not.
+# Mixtures of experts run these where grouped products do not run.
 _RULES |= {
     f"transformers::grouped_mm_fallback{of}": lambda a: {"offs": ends(int(a["input"].shape[0]), 1)}
     for of in ("", "_backward")

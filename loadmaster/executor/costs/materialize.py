@@ -15,12 +15,12 @@ from loadmaster.executor.costs.traffic import tensors, value_of
 
 
 def materialize(node: fx.Node, device: torch.device) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The node's arguments with a real tensor for every fake one: same shape, strides and dtype, on the device.
+    """Replace each fake tensor of the node's arguments by a real one: same shape, strides and dtype, on the device.
 
     Their values are such as the operator accepts (:mod:`.limits`).
 
     Raises:
-        NotUnderstoodError: it is not known which it does.
+        NotUnderstoodError: it is not known which values it accepts.
     """
     args, kwargs = values_of(node)
     fills = iter(fills_of(node.target, args, kwargs))
@@ -41,10 +41,10 @@ def values_of(node: fx.Node) -> tuple[Sequence[Any], dict[str, Any]]:
 
 
 def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Fill]:
-    """What each tensor of a call's arguments is to be filled with, in order.
+    """Choose the fill of each tensor of a call's arguments, in order.
 
     Raises:
-        NotUnderstoodError: it is not known.
+        NotUnderstoodError: the limits of an argument are not known.
     """
     schema = getattr(target, "_schema", None)
     declared = [] if schema is None else schema.arguments
@@ -62,11 +62,11 @@ def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 
 def filled(like: Tensor, fill: Fill, device: torch.device) -> Tensor:
-    """A tensor of that shape, with those strides and that dtype."""
+    """Make a real tensor with the shape, strides and dtype of a fake one, and fill it."""
     device = torch.device("cpu") if isinstance(fill, HostZeros) else device
     tensor = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=device)
     if tensor.numel():
-        # Of a broadcast dimension there is one in memory.
+        # A broadcast dimension is stored once.
         fill(tensor.as_strided(*_without_broadcasts(tensor)), torch.Generator(device).manual_seed(0))
     return tensor
 

@@ -1,9 +1,9 @@
 """Costs measured on the device at hand: every distinct operator is run on real tensors of its shapes.
 
 Fused kernels are not run: they take the time of the bytes that they move, at the bandwidth that a copy measured here.
-Repeated layers are measured once. The whole takes a bounded time. What does not fit, or has arguments of which it is
-not known what they may hold (:mod:`.limits`), is estimated by the roofline, scaled to what was measured; the latter is
-said. On a GPU, where a kernel that fails ends the process, operators of others run in a process of their own
+Repeated layers are measured once. The whole takes a bounded time. An operator that does not fit, or that has arguments
+whose limits are not known (:mod:`.limits`), is estimated by the roofline, scaled to what was measured; the latter case
+is logged. On a GPU, where a kernel that fails ends the process, operators of others run in a process of their own
 (:mod:`.apart`).
 """
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 OPERATOR_LIMIT_S = 0.15  # repetitions of one operator stop here
 MAX_REPEATS = 15
-# What generated kernels reach of a copy's bandwidth, measured on an H200 with ResNet-50 (0.88 to 0.91) and
+# Share of a copy's bandwidth that generated kernels reach, measured on an H200 with ResNet-50 (0.88 to 0.91) and
 # GPT-2-medium (0.80 to 0.84): profiled steps against plans (the factor "moves" of fitted steps).
 FUSED_SHARE = 0.86
 _PRODUCTS = tuple(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
@@ -89,7 +89,7 @@ class Profiler:
         return self._estimated_us(node) if measured is None else measured.time_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """The allocator's peak beside inputs and results."""
+        """The allocator's peak while the operator runs, in addition to inputs and results, bytes."""
         if is_free(node) or (self.compiled and generated(node) is not None):
             return 0
         measured = self._measure(node)
@@ -120,7 +120,7 @@ class Profiler:
         return self._measured[key]
 
     def _measured_now(self, node: fx.Node) -> OperatorMeasurement | None:
-        """Where that is safe; None, and said, where it is not known to be, or fails."""
+        """Measure the operator where that is safe; None, and a warning, where it is not known to be, or fails."""
         try:
             fills_of(node.target, *values_of(node))
         except NotUnderstoodError as error:
@@ -149,7 +149,7 @@ class Profiler:
         return not self._is_run_here(node)
 
     def _counted(self, node: fx.Node, found: OperatorMeasurement | str) -> OperatorMeasurement | None:
-        """What was measured; or None, with the reason said once."""
+        """Return what was measured; or None, and log the reason once for each operator."""
         if isinstance(found, OperatorMeasurement):
             return found
         name = name_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
@@ -166,7 +166,7 @@ class Profiler:
             torch.mm(square, square)
 
     def run(self, node: fx.Node) -> OperatorMeasurement | str:
-        """Measure an operator in this process; in words why it cannot be."""
+        """Measure an operator in this process; return in words why it cannot be measured."""
         assert callable(node.target)
         target: Callable[..., Any] = node.target
         try:
@@ -241,7 +241,7 @@ class Profiler:
 
 
 def unknown_bytes(node: fx.Node, result: object) -> int:
-    """Of the results' storages, what the graph does not know: aten.col2im makes its result as large as its input.
+    """Bytes of the results' storages that the graph does not know: aten.col2im's result is as large as its input.
 
     Args:
         result: of a call of the node's operator; None where the call did not ask for what the node has.
@@ -278,9 +278,9 @@ def profiled(
 
 
 def without_bias(target: object, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    """What of a convolution Inductor leaves to the library, and the bytes that a kernel of its own reads beside it.
+    """A convolution's arguments without its bias, and the bytes that Inductor's own kernel for the bias reads.
 
-    It adds the bias where the result is read, and sums the bias's gradient itself. PyTorch passes over the whole result
+    Inductor adds the bias where the result is read, and sums its gradient itself. PyTorch passes over the whole result
     for either: 1.6 ms of 4.3 for VGG-16's second convolution on an H200.
     """
     if target is torch.ops.aten.convolution.default:
@@ -291,7 +291,7 @@ def without_bias(target: object, args: tuple[Any, ...]) -> tuple[tuple[Any, ...]
 
 
 def _is_pytorchs(node: fx.Node) -> bool:
-    """Whether an operator is of PyTorch's own: what others run under a name may be other code in the next run."""
+    """Return whether an operator is PyTorch's own: others' code may change from run to run under the same name."""
     return getattr(node.target, "namespace", None) == "aten"
 
 
@@ -313,7 +313,7 @@ def _nearest_roofline(device: torch.device) -> Roofline:
 
 
 def operator_key(node: fx.Node) -> Hashable:
-    """Equal for operators that run the same: target, shapes, strides, dtypes and plain arguments."""
+    """Key of a node, equal for operators that run the same: target, shapes, strides, dtypes and plain arguments."""
 
     def described(leaf: object) -> str:
         if isinstance(leaf, Tensor):

@@ -33,8 +33,8 @@ FORMATS: dict[torch.dtype, DType] = {
     torch.float16: "float16",
 }
 CONVOLUTIONS = frozenset({torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default})
-# Of what matrix products reach: fitted to 240 convolutions of the six networks in examples/ measured on an H200, TF32,
-# channels last. Both gradients reach less; few channels leave parts of the tensor cores' tiles empty.
+# Shares of what matrix products reach, fitted to 240 convolutions of the six networks in examples/ measured on an
+# H200, TF32, channels last. Both gradients reach less; few channels leave parts of the tensor cores' tiles empty.
 GRADIENT_SHARE = 0.6
 FULL_CHANNELS, LEAST_CHANNELS = 128, 16
 
@@ -65,13 +65,13 @@ class Roofline:
         return max(self._compute_us(node), move_us) + self.hardware.launch_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """From the registered formulas, on such a device."""
+        """Workspace by the registered formulas, on a device of the entry's type, bytes."""
         if self.compiled and generated(node) is not None:
             return 0
         return workspace_formula_bytes(node, self.hardware.device_type)
 
     def move_us(self, size_bytes: int, kernels: int = 1) -> float:
-        """Bytes over bandwidth, and a launch per kernel, us."""
+        """Time to move the bytes at the entry's bandwidth, and a launch per kernel, us."""
         return self._move_us(size_bytes) + kernels * self.hardware.launch_us
 
     def _compute_us(self, node: fx.Node) -> float:
@@ -90,7 +90,7 @@ class Roofline:
 
 
 def _convolution_share(node: fx.Node) -> float:
-    """Of what matrix products reach, by the smaller number of channels of a group."""
+    """Share of what matrix products reach that a convolution does, by the smaller number of channels of a group."""
     backward = node.target is torch.ops.aten.convolution_backward.default
     weight: Any = fx.node.map_arg(node.args[2 if backward else 1], value_of)
     channels = min(weight.shape[0] // convolution_groups(node), weight.shape[1])  # turned around where transposed

@@ -12,7 +12,7 @@ from loadmaster.live_line import LiveLine
 
 @dataclass(frozen=True)
 class Told:
-    """A cost model as it is, with a line about it.
+    """A cost model whose line shows which operator it is asked for.
 
     Attributes:
         base: the costs.
@@ -27,17 +27,17 @@ class Told:
     _asked: set[fx.Node] = field(default_factory=set)
 
     def node_us(self, node: fx.Node) -> float:
-        """As the base says."""
+        """Time of one operator on its own, us, as the base says."""
         self._tell(node)
         return self.base.node_us(node)
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """As the base says."""
+        """Workspace of one operator, bytes, as the base says."""
         self._tell(node)
         return self.base.workspace_bytes(node)
 
     def move_us(self, size_bytes: int, kernels: int = 1) -> float:
-        """As the base says."""
+        """Time of fused kernels, us, as the base says."""
         return self.base.move_us(size_bytes, kernels)
 
     def _tell(self, node: fx.Node) -> None:

@@ -1,4 +1,4 @@
-"""How much an operator computes and moves: FLOPs, bytes read and written, whether it is only a view."""
+"""Work of an operator: FLOPs, bytes read and written, whether it is only a view."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SLOWDOWN: dict[object, float] = {
     aten.convolution_backward.default: 1.5,  # the gradient is read for either result; all networks of examples/
 }
 
-# The same of both gradients of a depthwise convolution, measured with MobileNet-V2: 1.5 to 3.5.
+# Slowdown of both gradients of a depthwise convolution, measured with MobileNet-V2: 1.5 to 3.5.
 GROUPED_BACKWARD = 2.2
 
 # Operators that only describe a tensor, though their schema does not say that they return an alias.
@@ -62,7 +62,7 @@ FREE = frozenset({aten._unsafe_view.default, aten.empty.memory_format, aten.new_
 
 
 def attention_flop(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
-    """Two products of every query with every key and value. Shapes are [batch, heads, tokens, width]."""
+    """FLOPs of attention: every query with every key and value. Shapes are [batch, heads, tokens, width]."""
     batch, heads, tokens, width = query
     return 2 * batch * heads * tokens * key[2] * (width + value[3])
 
@@ -87,7 +87,7 @@ if aten._scaled_dot_product_flash_attention_for_cpu not in flop_registry:
 
 
 def is_free(node: fx.Node) -> bool:
-    """Views, tuple elements, allocations, and nodes that call nothing: no kernel runs."""
+    """Return whether no kernel runs: views, tuple elements, allocations, and nodes that call nothing."""
     if node.op != "call_function" or node.target in FREE:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -108,7 +108,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def value_bytes(value: object) -> int:
-    """Of all tensors in the value."""
+    """Bytes of all tensors in the value."""
     return sum(tensor_bytes(t) for t in tensors(value))
 
 
@@ -137,7 +137,7 @@ def flops(node: fx.Node) -> int:
 
 
 def convolution_groups(node: fx.Node) -> int:
-    """Of a convolution or its backward."""
+    """Number of groups of a convolution or of its backward."""
     groups: Any = node.args[-2 if node.target is aten.convolution_backward.default else -1]
     return int(groups)
 
@@ -152,7 +152,7 @@ def node_bytes(node: fx.Node) -> int:
 
 
 def is_atomic(node: fx.Node) -> bool:
-    """Whether the operator adds values up by index in a format that has atomic additions.
+    """Return whether the operator adds values up by index in a format that has atomic additions.
 
     Inductor then generates a kernel that adds them where they go; PyTorch's own sorts them first, which takes far
     longer and a workspace.
@@ -184,7 +184,7 @@ def _window(sizes: Any) -> Sequence[int]:
 
 
 def slowdown(node: fx.Node) -> float:
-    """How much longer than moving :func:`node_bytes` the operator takes when it runs on its own."""
+    """Factor by which the operator, on its own, takes longer than moving :func:`node_bytes`."""
     if node.target is aten.convolution_backward.default and convolution_groups(node) > 1:
         return GROUPED_BACKWARD
     return SLOWDOWN.get(node.target, 1.0)

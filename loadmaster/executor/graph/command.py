@@ -18,7 +18,7 @@ MEASURED = "measured"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Argument parser of ``loadmaster capture MODULE:FACTORY graph``."""
     p = argparse.ArgumentParser(
         prog="loadmaster capture", description="Capture a layer of a graph network and the graph that it runs on."
     )

@@ -30,5 +30,5 @@ def compile_library(target: Path) -> None:
 
 
 def fingerprint() -> str:
-    """Another one for other sources, flags or kinds of machines."""
+    """Fingerprint of the sources, the flags and the kind of machine."""
     return fingerprint_of([path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h", ".hpp")], _FLAGS)

@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 
 def run(task: dict[str, Any], parent: Parent) -> None:
-    """Tune and tell.
+    """Tune the index of a task, and tell the parent of every run and of the end.
 
     Raises:
         InputError: traces or problem cannot be used, or do not go together.
@@ -79,7 +79,10 @@ def of_shards(problem: IndexProblem, named: Sequence[tuple[str, Trace]]) -> list
 
 
 def _first_interrupt() -> Callable[[], bool]:
-    """Whether there was one. It asks for the plan of what is known by then; the second one ends the process."""
+    """Handle SIGINT; return a call that says whether it came.
+
+    The first one asks for the plan of what is known by then; the second one ends the process.
+    """
     asked = threading.Event()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

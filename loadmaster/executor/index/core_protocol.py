@@ -1,4 +1,4 @@
-"""What stands behind the class ``Index``: the compiled core and the one in numpy answer to these calls."""
+"""The protocol of cores behind the class ``Index``: the compiled one and the one in numpy answer to these calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREATEST_KEY = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Facts:
-    """What an index is and did.
+    """Size, structure and counters of an index.
 
     Attributes:
         keys: how many it holds.
@@ -51,7 +51,7 @@ class Facts:
     implementation: str
 
     def after(self, earlier: Facts) -> Facts:
-        """These, with what was done and changed before the index was made again."""
+        """Add what was done and changed before the index was made again."""
         return replace(
             self,
             structural_changes=self.structural_changes + earlier.structural_changes,
@@ -72,7 +72,7 @@ class OverLimitError(Exception):
 
 
 class Core(Protocol):
-    """Keys and payloads are contiguous arrays of uint64 here.
+    """Core of an index. Keys and payloads are contiguous arrays of uint64 here.
 
     One thread writes at a time, which callers see to; any number may read meanwhile. A call that raises ``MemoryError``
     or ``OverLimitError`` leaves all keys and payloads as they were.
@@ -85,19 +85,19 @@ class Core(Protocol):
         """The payload of one key."""
 
     def insert(self, keys: Words, payloads: Words, *, upsert: bool) -> Flags:
-        """Which keys were there before. Their payloads stay, or are replaced by an upsert."""
+        """Insert pairs; return which keys were there before. Their payloads stay, or are replaced by an upsert."""
 
     def delete(self, keys: Words) -> Flags:
-        """Which keys were there before."""
+        """Delete keys; return which were there before."""
 
     def range(self, first: int, last: int, most: int) -> tuple[Words, Words]:
         """Up to ``most`` pairs with first <= key <= last, ascending."""
 
     def dump(self) -> tuple[Words, Words]:
-        """All pairs, ascending. Not beside a writer."""
+        """All pairs, ascending. No thread may write meanwhile."""
 
     def reconfigure(self, configuration: Configuration, leaves: int) -> int | None:
-        """Change up to ``leaves`` leaves now, and new ones from now on: how many are left. None: make a new core."""
+        """Change up to ``leaves`` leaves and all new ones; return how many are left. None: make a new core."""
 
     def facts(self) -> Facts:
-        """What it is and did."""
+        """Size, structure and counters of the index."""

@@ -33,7 +33,7 @@ _REMEDY = "Take it from where it was saved, or make the index again from its dat
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds. Keys are as the cores take them, ascending."""
+    """Content of a file. Keys are as the cores take them, ascending."""
 
     configuration: Configuration
     limit_bytes: int | None
@@ -63,10 +63,10 @@ def write(path: str | PathLike[str], saved: Saved) -> None:
 
 
 def read(path: str | PathLike[str]) -> Saved:
-    """Read a file.
+    """Read a file that :func:`write` wrote.
 
     Raises:
-        InputError: it cannot be read, is none of these, of another version, truncated or corrupted.
+        InputError: it cannot be read, is not a saved index, of another version, truncated or corrupted.
     """
     try:
         content = Path(path).read_bytes()

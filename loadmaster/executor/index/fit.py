@@ -26,7 +26,7 @@ COMMAND = "python -m loadmaster.executor.index.fit"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Argument parser of the command."""
     p = argparse.ArgumentParser(prog=COMMAND, description="Measure this machine and fit the index's predictor to it.")
     p.add_argument("-o", "--output", type=Path, metavar="PREDICTOR.json", help="coefficients; none: standard output")
     p.add_argument("--rows", type=Path, metavar="ROWS.json", help="where to write what was measured")
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measured(most_keys: int, most_operations: int) -> list[Ran]:
-    """What all trials came to, with a line about each on standard error.
+    """Run all trials, with a line about each on standard error.
 
     Raises:
         InputError: the compiled index is missing, or a number is too small.
@@ -53,7 +53,7 @@ def measured(most_keys: int, most_operations: int) -> list[Ran]:
 
 
 def fitted(ran: Sequence[Ran], arguments: Sequence[str]) -> Coefficients:
-    """Coefficients that say where they come from."""
+    """Fit coefficients that say where they come from."""
     rows = [row for of in ran for row in of.rows]
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     source = (
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rounded(value: object) -> object:
-    """Without digits that say nothing."""
+    """Round all numbers of a document, whose further digits say nothing."""
     if isinstance(value, dict):
         return {name: _rounded(of) for name, of in value.items()}
     return round(value, 5) if isinstance(value, float) else value

@@ -1,7 +1,7 @@
 """The index in numpy, for machines without the compiled core: sorted arrays, and a short one of late keys.
 
 All structures are the same here. Arrays of a state are replaced whole, but for payloads and marks of deleted keys,
-which are written in place, a word at a time: readers beside a writer see each key as it was before or after.
+which are written in place, a word at a time: readers during a write see each key as it was before or after.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_LATE_KEYS = 4096
 
 @dataclass(frozen=True)
 class _State:
-    """``keys`` and ``late_keys`` are sorted; a key is in one of them, once. Only one of ``keys`` may be dead."""
+    """Sorted arrays of an index: a key is in ``keys`` or ``late_keys``, once. Only those of ``keys`` may be dead."""
 
     keys: Words
     payloads: Words
@@ -34,7 +34,7 @@ class _State:
         return 17 * len(self.keys) + 16 * len(self.late_keys)
 
     def folded(self) -> _State:
-        """Without late and dead keys."""
+        """The state with late keys merged into the others, and without dead keys."""
         alive = self.alive
         keys, payloads = self.keys[alive], self.payloads[alive]
         return _state(*_merged(keys, payloads, self.late_keys, self.late_payloads))
@@ -44,7 +44,7 @@ class NumpyCore:
     """An index in numpy. See ``Core``."""
 
     def __init__(self, configuration: Configuration, keys: Words, payloads: Words, limit_bytes: int | None) -> None:
-        """``keys`` ascend, without duplicates.
+        """Make an index of ascending keys without duplicates.
 
         Raises:
             OverLimitError: they take more than ``limit_bytes``.
@@ -198,7 +198,7 @@ def _state(keys: Words, payloads: Words) -> _State:
 
 
 def _find(ordered: Words, keys: Words) -> tuple[NDArray[np.intp], Flags]:
-    """Where keys are or would be, within the array, and which are there."""
+    """Return where keys are or would be, within the array, and which are there."""
     if not len(ordered):
         return np.zeros(len(keys), np.intp), np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)

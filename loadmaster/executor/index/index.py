@@ -27,7 +27,7 @@ _FIRST_PAGE_KEYS, _PAGE_KEYS = 1024, 65536
 
 @dataclass(frozen=True)
 class _Held:
-    """What readers take at once and a writer replaces at once.
+    """Core and configuration, which readers take at once and a writer replaces at once.
 
     Attributes:
         earlier: facts of the core that this one took the place of.
@@ -45,8 +45,8 @@ class _Held:
 class Index:
     """An updatable index from 64-bit keys to 64-bit payloads.
 
-    Any number of threads may read while one writes; a second writer waits. A batch is no single step for readers: they
-    see each key as it was before or after. A call that raises leaves the index as it was.
+    Any number of threads may read while one writes; a second writer waits. Readers do not see a batch as a single step:
+    they see each key as it was before or after. A call that raises leaves the index as it was.
 
     Where this says array: a numpy array of integers, a list, or a tensor of PyTorch on the CPU. Tensors are answered
     with tensors (payloads as int64), all else with numpy arrays.
@@ -59,7 +59,7 @@ class Index:
         presorted: keys are ascending, which saves sorting them.
 
     Raises:
-        InputError: keys or payloads are no integers of 64 bits, their numbers differ, a key comes twice, keys are not
+        InputError: keys or payloads are not integers of 64 bits, their numbers differ, a key comes twice, keys are not
             sorted though ``presorted`` says so, or the limit is too low, with the least that would do.
         MemoryError: there is not enough.
     """
@@ -94,16 +94,16 @@ class Index:
 
     @property
     def configuration(self) -> Configuration:
-        """What it is made of; after ``reconfigure``, what new leaves are."""
+        """Configuration of the index; after ``reconfigure``, that of new leaves."""
         return self._held.configuration
 
     @property
     def size_bytes(self) -> int:
-        """Its memory."""
+        """Bytes of its memory, keys and payloads included."""
         return self._held.facts().size_bytes
 
     def facts(self) -> Facts:
-        """What it is and did."""
+        """Size, structure and counters of the index."""
         return self._held.facts()
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class Index:
         """Payloads, 0 where there is no such key, and which keys were found, as booleans.
 
         Raises:
-            InputError: keys are none of this index.
+            InputError: keys do not fit this index.
         """
         payloads, found = self._core.lookup(self._key_column.take(keys))
         return as_given(keys, self._payload_column.give(payloads)), as_given(keys, found)
@@ -131,7 +131,7 @@ class Index:
         """The payload of one key.
 
         Raises:
-            InputError: it is no key of this index.
+            InputError: the key does not fit this index.
         """
         word = self._core.find(self._key_column.take_one(key))
         return default if word is None else self._payload_column.give_one(word)
@@ -146,17 +146,17 @@ class Index:
         return self._core.find(self._key_column.take_one(key)) is not None
 
     def insert(self, keys: Given, payloads: Given) -> Any:
-        """Add the keys that are not there yet: which these were. Of a key that comes twice, the first counts.
+        """Add the keys that are not there yet; return which these were. Of a key that comes twice, the first counts.
 
         Raises:
-            InputError: keys or payloads are none of this index, their numbers differ, the limit is reached, or it is a
+            InputError: keys or payloads do not fit this index, their numbers differ, the limit is reached, or it is a
                 sorted array.
             MemoryError: there is not enough.
         """
         return self._write(keys, payloads, upsert=False)
 
     def upsert(self, keys: Given, payloads: Given) -> Any:
-        """Add keys, and replace the payloads of those that are there: which were new. The last of a key counts.
+        """Add keys, or replace the payloads of those there; return which were new. The last of a key counts.
 
         Raises:
             InputError, MemoryError: as ``insert``.
@@ -164,10 +164,10 @@ class Index:
         return self._write(keys, payloads, upsert=True)
 
     def delete(self, keys: Given) -> Any:
-        """Take keys out: which were there.
+        """Take keys out; return which were there.
 
         Raises:
-            InputError: keys are none of this index, or it is a sorted array.
+            InputError: keys do not fit this index, or it is a sorted array.
         """
         words = self._key_column.take(keys)
         with self._writing:
@@ -178,7 +178,7 @@ class Index:
         """Keys and payloads with first <= key <= last, ascending, as numpy arrays; ``limit`` of them at most.
 
         Raises:
-            InputError: a bound is no key of this index, the limit is negative, or it is a hash table.
+            InputError: a bound does not fit this index, the limit is negative, or it is a hash table.
         """
         if limit is not None and limit < 0:
             raise InputError("limit", limit, "is no number of keys", "Give 0 or more, or None.")
@@ -203,7 +203,7 @@ class Index:
             InputError: there are none, or it is a hash table.
         """
         core = self._ordered("max")
-        # The cores go upwards only: halve what may lie above the greatest key known.
+        # The cores go upwards only: halve what may be above the greatest key known.
         known, end = _least(core), GREATEST_KEY
         while known < end:
             middle = known + (end - known + 1) // 2
@@ -231,11 +231,11 @@ class Index:
         return (key for key, _ in self.items())
 
     def reconfigure(self, configuration: Configuration, leaves: int | None = None) -> int:
-        """Change to another configuration: how many leaves are still as before.
+        """Change to another configuration; return how many leaves are still as before.
 
         Between gapped arrays and fragmented logs it goes leaf by leaf: up to ``leaves`` now (None: all), and new ones
         from now on. Call it again for the rest. To or from a sorted array or a hash table, the index is made again at
-        once, beside the old one, which serves readers until then.
+        once, next to the old one, which serves readers until then.
 
         Raises:
             InputError: the limit is too low, or ``leaves`` is negative.
@@ -260,7 +260,7 @@ class Index:
         return left
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, whole or not at all. Writers wait meanwhile.
+        """Write the index to a file, whole or not at all. Writers wait meanwhile.
 
         Raises:
             InputError: the path cannot be written.
@@ -277,7 +277,7 @@ class Index:
         """Read what ``save`` wrote, with its configuration and its limit.
 
         Raises:
-            InputError: the file cannot be read, is none of these, of another version, truncated or corrupted.
+            InputError: the file cannot be read, is not a saved index, of another version, truncated or corrupted.
             MemoryError: there is not enough.
         """
         saved = files.read(path)
@@ -339,7 +339,7 @@ class Index:
             raise InputError("configuration", self.configuration.structure, "cannot be written", remedy)
 
     def _ordered(self, call: str) -> Core:
-        """The core, where it keeps an order."""
+        """Return the core; refuse one that keeps no order of keys."""
         held = self._held
         if not held.configuration.ordered:
             remedy = "Take another structure, or items(), which sorts all keys."
@@ -360,7 +360,7 @@ def _least(core: Core) -> int:
 
 
 def _pages(core: Core, begin: int, end: int, limit: int | None) -> Iterator[tuple[Words, Words]]:
-    """At least one page, perhaps empty, of what lies between, both bounds included."""
+    """Yield pages of the pairs between two keys, both included: at least one page, perhaps empty."""
     left, page_keys = limit, _FIRST_PAGE_KEYS
     while True:
         most = page_keys if left is None else builtins.min(left, page_keys)

@@ -34,7 +34,7 @@ _ORDER = (INSERT, LOOKUP, SCAN, ERASE)
 
 @dataclass(frozen=True)
 class Measured:
-    """What a configuration came to on a trace, or on its first operations.
+    """Times and memory of a configuration on a trace, or on its first operations.
 
     Attributes:
         keys: that were loaded.
@@ -87,7 +87,7 @@ def measure(
 
 
 def quickest(measured: Sequence[Measured]) -> Measured:
-    """Of runs of the same, the least of each time."""
+    """Merge runs of one configuration on one trace: the least of each time."""
 
     def of(name: str) -> float | None:
         times = [getattr(one, name) for one in measured]

@@ -29,7 +29,7 @@ _LEAST_OPERATIONS = 1000
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of one check.
+    """Result of one check of the indexes.
 
     Attributes:
         drift: the share of the operations since the last check that the plan did not expect, 0 to 1.
@@ -49,13 +49,13 @@ class Monitor:
 
     Args:
         problem: that was planned.
-        planned: what came of it.
+        planned: its plan.
         indexes: for every shard its index, by the shard's name.
         plan: plans again: ``lambda problem: loadmaster.plan(problem, budget_bytes="2GiB")``.
         leaves: how many of each index a check changes at most; a reader waits for one at most, a writer for all.
 
     Raises:
-        InputError: a shard has no index, or the plan is none of this problem.
+        InputError: a shard has no index, or the plan is not of this problem or has no choices.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Monitor:
         return [Operations(f.lookups, f.inserts, f.deletes, f.ranges) for f in facts]
 
     def _gather(self, recent: Sequence[Operations], found: float) -> bool:
-        """Add to the work that differs from the plan; whether there is enough of it to plan again."""
+        """Add to the work that differs from the plan; return whether there is enough of it to plan again."""
         if found <= _DRIFT:
             self._seen, self._plan_at = None, 0.0
             return False
@@ -137,7 +137,7 @@ class Monitor:
         return changed
 
     def _begin(self, change: Change) -> bool:
-        """New leaves are made the new way from now on; a structure of one piece is made again here."""
+        """Begin a change: new leaves are made the new way from now on, a structure of one piece is made again here."""
         index, configuration = self._indexes[change.shard], self._problem.candidates[change.to]
         try:
             index.reconfigure(configuration, leaves=0)
@@ -170,7 +170,7 @@ def _total(of: Sequence[Operations]) -> float:
 
 
 def _pays_at(changes: Sequence[Change], seen: Sequence[Operations]) -> float:
-    """After how many operations of all shards the first change would pay that was not made; infinite: never."""
+    """Number of operations of all shards after which the first change that was not made would pay; infinite: never."""
     at = float("inf")
     for change in changes:
         done = seen[change.shard].total

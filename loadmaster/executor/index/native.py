@@ -111,7 +111,7 @@ class NativeCore:
         payloads: Words,
         limit_bytes: int | None,
     ) -> None:
-        """``keys`` ascend, without duplicates.
+        """Make an index of ascending keys without duplicates.
 
         Raises:
             OverLimitError: they take more than ``limit_bytes``.

@@ -1,4 +1,4 @@
-"""What the predictor is fitted to: which traces and configurations are run, and the document of what they came to."""
+"""Trials to fit the predictor: which traces and configurations are run, and the document of what they came to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIXES = (
 )
 # Operations by keys, in turn: a shard that hardly grows, and one that outgrows what it was built as.
 _GROWTH = (0.3, 1.0, 3.0)
-# Configurations that are drawn for a trace beside the candidates.
+# Configurations that are drawn for a trace in addition to the candidates.
 _DRAWN_LOGS, _DRAWN_ARRAYS = 4, 2
 # Of each trace all configurations run in turn, so many rounds, and the least of each time counts: what else a machine
 # does comes and goes. Short traces are disturbed the most.
@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """For a person: ``clustered, 10000 keys, 5000 operations, 15 % inserts, zipf``."""
+        """Name for a person: ``clustered, 10000 keys, 5000 operations, 15 % inserts, zipf``."""
         parts = [f"{100 * share:g} % {what}" for what, share in self._shares.items() if share]
         skew = ["zipf"] if self.mix.zipf else []
         return ", ".join(
@@ -65,7 +65,7 @@ class Trial:
 
     @property
     def rounds(self) -> int:
-        """How often each configuration runs."""
+        """Number of runs of each configuration."""
         return min(max(_LEAST_ROUNDS, _ROUND_OPERATIONS // self.operations), _MOST_ROUNDS)
 
 
@@ -138,7 +138,7 @@ def run(trial: Trial) -> Ran:
 
 
 def serves(configuration: Configuration, of: Features) -> bool:
-    """Whether a configuration can run such a trace."""
+    """Return whether a configuration can run a trace with these features."""
     return (configuration.writable or not of.inserts + of.erases) and (configuration.ordered or not of.scans)
 
 
@@ -160,7 +160,7 @@ def row_of(trial: Trial, of: Features, configuration: Configuration, measured: M
 
 
 def write_rows(ran: Sequence[Ran], source: str) -> dict[str, object]:
-    """As a document."""
+    """Write the rows of trials as a document."""
     return {
         "schema": SCHEMA,
         "source": source,
@@ -183,7 +183,7 @@ def write_rows(ran: Sequence[Ran], source: str) -> dict[str, object]:
 
 
 def read_rows(document: Document) -> list[Ran]:
-    """From a document.
+    """Read the rows of trials from a document.
 
     Raises:
         InputError: it is of another schema, or lacks what rows have; names the field.

@@ -30,11 +30,11 @@ from loadmaster.models.index.trace import ERASE, INSERT, SCAN, Trace
 Planner = Callable[[IndexProblem], IndexPlan]
 Stop = Literal["stable", "time", "cancel"]
 
-# Of a shard in a round, beside what was chosen: after so many the plan may look different.
+# Runs of a shard in a round, in addition to what was chosen: after so many the plan may look different.
 _TIES_IN_A_ROUND = 3
-# Of the seconds, those that are kept for running what later rounds choose.
+# Share of the seconds that is kept for running what later rounds choose.
 _KEPT = 0.1
-# Of the chosen one's time: what comes so close may be quicker in truth.
+# Share of the chosen one's time: what comes so close may be quicker in truth.
 _CLOSE = 0.1
 
 
@@ -63,7 +63,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of it.
+    """Result of tuning an index.
 
     Attributes:
         problem: with what was measured; the plan is of this one.
@@ -78,7 +78,7 @@ class Tuned:
 
     @property
     def ran(self) -> tuple[Ran, ...]:
-        """Of all rounds."""
+        """Runs of all rounds, in order."""
         return tuple(ran for of in self.rounds for ran in of.ran)
 
 
@@ -159,14 +159,14 @@ def _expect_of(shard: Shard, trace: Trace, field: str) -> None:
 
 
 class _Clock:
-    """What is left of the time."""
+    """Clock of the time that is left, until the end or a cancellation."""
 
     def __init__(self, seconds: float, cancelled: Callable[[], bool] | None) -> None:
         self._seconds, self._end = seconds, time.monotonic() + seconds
         self.cancelled = cancelled or (lambda: False)
 
     def has(self, needed_us: float, *, kept: float = 0.0) -> bool:
-        """Whether so much is left, beside a share of the whole that is kept."""
+        """Return whether so much time is left, in addition to a share of the whole that is kept."""
         return time.monotonic() + needed_us / 1e6 + kept * self._seconds <= self._end
 
 
@@ -182,7 +182,7 @@ class _Runner:
         self.stopped_by: Stop = "stable"
 
     def round(self, now: IndexProblem, plan: IndexPlan) -> list[Ran]:
-        """Run what was chosen, then what may be quicker, else what is close; of no plan, what may take less memory."""
+        """Run what was chosen, then what may be quicker, else what is close; without a plan, what may save memory."""
         self.stopped_by = "stable"
         chosen = [choice.candidate for choice in plan.choices]
         ran = []
@@ -195,7 +195,7 @@ class _Runner:
         return ran or self._again(now, chosen, plan.budget_bytes)
 
     def _ties(self, known: IndexProblem, chosen: list[int], budget_bytes: int) -> list[Ran]:
-        """Those that may gain most in the time of their run come first."""
+        """Run near ties of the chosen; those that may gain most in the time of their run come first."""
         best = list(chosen)
         ran: list[Ran] = []
         of_shard = Counter[int]()
@@ -226,7 +226,7 @@ class _Runner:
         return ran
 
     def _may_run(self, known: IndexProblem, s: int, c: int, *, kept: float) -> bool:
-        """Whether there is time for it; says so otherwise."""
+        """Return whether there is time to run a candidate; otherwise ``stopped_by`` says why not."""
         if self._clock.cancelled():
             self.stopped_by = "cancel"
             return False
@@ -241,7 +241,7 @@ class _Runner:
         return cost.rebuild_us + share * operations_us(shard, cost)
 
     def _again(self, now: IndexProblem, chosen: list[int], budget_bytes: int) -> list[Ran]:
-        """Of every shard what was chosen and what came close to it, where there is such."""
+        """Run once more, on every shard, what was chosen and what came close to it, where there is such."""
         ran = []
         for s, c in enumerate(chosen):
             shard = now.shards[s]
@@ -267,7 +267,7 @@ class _Runner:
 
 
 def _least(first: Cost, second: Cost) -> Cost:
-    """Of two runs the least times, and the most bytes."""
+    """Merge two runs: the least times, and the most bytes."""
 
     def least(a: Figure | None, b: Figure | None) -> Figure | None:
         return a if a is None or b is None or a.expected <= b.expected else b
@@ -286,7 +286,7 @@ def _least(first: Cost, second: Cost) -> Cost:
 
 
 def _is_better(problem: IndexProblem, s: int, c: int, than: int) -> bool:
-    """Quicker and no larger: whatever the budget, it takes the other one's place."""
+    """Return whether a candidate is quicker and no larger: whatever the budget, it takes the other one's place."""
     shard = problem.shards[s]
     if refusal(problem, shard, c) is not None or not _known(problem, s, than).measured:
         return False
@@ -294,7 +294,7 @@ def _is_better(problem: IndexProblem, s: int, c: int, than: int) -> bool:
 
 
 def _may_make_room(problem: IndexProblem, plan: IndexPlan) -> list[tuple[int, int]]:
-    """Of every shard of the host that lacks memory, what may take less than is known, if that may be enough."""
+    """Candidates that may take less than is known on shards of the host that lacks memory, if that may be enough."""
     lacking = plan.infeasibility
     found, least_bytes, room_bytes = [], 0.0, 0
     for s, shard in enumerate(problem.shards):

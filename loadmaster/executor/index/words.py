@@ -31,10 +31,10 @@ class Column:
 
     @classmethod
     def of(cls, field: str, values: Given) -> Column:
-        """As the values are: what is no array of unsigned integers is signed, if it can be.
+        """Make the column of values: an array's is signed as its dtype is, a list's if its integers fit.
 
         Raises:
-            InputError: they are no one-dimensional integers.
+            InputError: they are not one-dimensional integers.
         """
         if _is_list(values):
             return cls(field, not any(isinstance(v, int | np.integer) and v >= _SIGN for v in values))
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays that users see."""
+        """Dtype of the arrays that users see."""
         return np.dtype(np.int64 if self.signed else np.uint64)
 
     @property
@@ -50,24 +50,24 @@ class Column:
         return _SIGN if self.signed and self.field == "keys" else 0
 
     def take(self, values: Given) -> Words:
-        """As the cores take them.
+        """Convert values to words as the cores take them.
 
         Raises:
-            InputError: they are no one-dimensional integers, or some do not fit.
+            InputError: they are not one-dimensional integers, or some do not fit.
         """
         array = self._from_list(values) if _is_list(values) else self._from_array(_array(self.field, values))
         words: Words = np.require(array, requirements=("C", "A")).view(np.uint64)
         return words ^ np.uint64(self._flip) if self._flip else words
 
     def give(self, words: Words) -> Integers:
-        """As users see them."""
+        """Convert words to integers as users see them."""
         return (words ^ np.uint64(self._flip) if self._flip else words).view(self.dtype)
 
     def take_one(self, value: int) -> int:
         """One integer as the cores take it.
 
         Raises:
-            InputError: it is no integer, or does not fit.
+            InputError: it is not an integer, or does not fit.
         """
         self._expect_fits(self.field, value)
         return (int(value) & ((1 << 64) - 1)) ^ self._flip
@@ -102,7 +102,7 @@ class Column:
 
 
 def as_given(given: Given, array: NDArray[Any]) -> Any:
-    """A result for whoever gave tensors (then as a tensor) or anything else (as it is)."""
+    """Return a result as a tensor to whoever gave tensors, and as it is to all others."""
     if not _is_tensor(given):
         return array
     # PyTorch knows few operators on uint64.

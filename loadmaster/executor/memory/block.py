@@ -1,7 +1,7 @@
 """Planning one block of a model at a time, for wrappers that act between the blocks (``fully_shard`` on each).
 
 A block keeps some of its results from its forward to its backward pass, while all the other blocks run. So it has two
-limits: what it keeps, and what it takes at most while it runs itself. With N blocks alike, none of which keeps more
+limits: what it keeps, and what it takes at most while it runs itself. With N equal blocks, none of which keeps more
 than ``kept_bytes``, a step's peak is at most that of everything else, (N - 1) * ``kept_bytes``, and ``budget_bytes``.
 """
 
@@ -39,20 +39,20 @@ def capture_block(
     implementations: ImplementationFilter = EVERYTHING,
     name: str | None = None,
 ) -> MemoryProblem:
-    """The memory problem of one block: plan it under its own budget, and apply the plan to every block alike.
+    """The memory problem of one block: plan it under its own budget, and apply the plan to every equal block.
 
     Args:
         block: a module that returns one tensor.
         batch: what the model gives it, a tuple or a mapping of inputs by keyword, with ``requires_grad`` set where it
             is set there.
-        kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs: bytes, or a
+        kept_bytes: most that the block may keep from its forward to its backward pass, inputs left out: bytes, or a
             size (``"600MiB"``).
         budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
         hardware, costs, backend, implementations, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
 
     Raises:
         InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or
-            a limit is no size.
+            a limit is not a size.
     """
     kept, budget = bytes_of(kept_bytes, "kept_bytes"), bytes_of(budget_bytes, "budget_bytes")
     batch = batch_of(batch)

@@ -193,10 +193,10 @@ def capture_step(
     expect: Callable[[StepGraph], None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> CapturedStep:
-    """As :func:`capture`, before the problem is written down.
+    """Trace a step and take its costs, as :func:`capture` does, before the problem is written down.
 
     Args:
-        expect: raises for a graph that is none of a step.
+        expect: raises for a graph that cannot be planned.
         noted: is called with Dynamo's graph.
     """
     batch = batch_of(batch)
@@ -286,7 +286,7 @@ def _captured(
 
 
 def _costs(operators: Operators, device: torch.device, hardware: str | None, *, fused: bool) -> CostModel:
-    """Estimated for a device of the catalogue; measured on the model's where none is named."""
+    """Cost model of the step: estimated for a device of the catalogue; measured on the model's where none is named."""
     if hardware is not None:
         return roofline(hardware, compiled=fused)
     channels_last = fused and runs_channels_last(operators.step_graph.module)
@@ -331,7 +331,7 @@ def _forward(accountant: Accountant, where: dict[fx.Node, Place], extra_bytes: i
 
 
 def _place(group: ForwardGroup | BackwardGroup, where: dict[fx.Node, Place]) -> Place:
-    """That of the node which names the operator, or of the last one before it that has any."""
+    """Place of the node that names the operator, or of the last node before it that has one."""
     return first_known(where[node] for node in reversed(group.nodes))
 
 

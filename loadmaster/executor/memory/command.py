@@ -17,7 +17,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Parser of the arguments of ``loadmaster capture``."""
     p = made_step.parser("Capture a PyTorch model's training step as a problem document.")
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
     p.add_argument("--parallel", choices=PARALLEL, help="what will wrap the step, and holds memory of its own")
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_step_arguments(p: argparse.ArgumentParser) -> None:
-    """What says how a model trains."""
+    """Add the arguments that say how a model trains."""
     made_step.add_model_arguments(p)
     p.add_argument("--backend", choices=list(COMPILERS), default="inductor", help="what will run the plan")
     p.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
@@ -35,7 +35,7 @@ def add_step_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
-    """What :func:`add_step_arguments` says of a step's capture."""
+    """Capture options from the arguments that :func:`add_step_arguments` adds."""
     return CaptureOptions(
         optimizer=made.optimizer,
         backend=arguments.backend,

@@ -1,4 +1,4 @@
-"""How a step trains and what its plan may use: what capture, fit and their commands pass on."""
+"""Options of a step's training and of what its plan may use, which capture, fit and their commands pass on."""
 
 from __future__ import annotations
 

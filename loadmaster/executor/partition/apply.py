@@ -1,4 +1,4 @@
-"""Applying a partition plan: a model becomes a training step on this rank's shares."""
+"""Application of a partition plan: a model becomes a training step on this rank's shares."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def apply(
     backend: Backend | None = None,
     executor: Executor = "graph",
 ) -> PartitionedStep | ModuleStep:
-    """A training step under a plan, on every rank of a mesh. Call it on all of them, with equal arguments.
+    """Make a training step under a plan. Call it on every rank of the mesh, with equal arguments.
 
     Args:
         model: with equal values on every rank, as it was captured. ``graph`` reads it once: the step trains its own
@@ -51,8 +51,8 @@ def apply(
 
     Raises:
         InputError: the plan is of another problem or method, the problem of another model, the mesh of another size or,
-            for ``module``, of unequal shares, the backend is none that runs the step, or the wrapped model does not
-            compute what one device does.
+            for ``module``, of unequal shares, the backend cannot run the step, or the wrapped model does not compute
+            what one device does.
     """
     if executor not in get_args(Executor):
         raise InputError("executor", executor, "is unknown", f"Choose one of: {', '.join(get_args(Executor))}.")
@@ -82,7 +82,7 @@ def apply(
 
 
 def expect_equal_shares(executor: Executor, axes: Sequence[Axis]) -> None:
-    """Refuse what ``fully_shard`` and ``DTensor`` cannot split.
+    """Refuse unequal shares for modules: ``fully_shard`` and ``DTensor`` cannot split so.
 
     Raises:
         InputError: the executor is ``module``, and an axis has weights.
@@ -94,12 +94,12 @@ def expect_equal_shares(executor: Executor, axes: Sequence[Axis]) -> None:
 
 
 def device_type() -> str:
-    """Of the default process group: what a model without values is traced for."""
+    """Device type of the default process group, which a model without values is traced for."""
     return "cuda" if dist.is_initialized() and "nccl" in dist.get_backend() else "cpu"
 
 
 def expect_ranks(sizes: Sequence[int]) -> None:
-    """Refuse a mesh that is not of the process group's ranks.
+    """Refuse a mesh whose size is not the number of ranks of the process group.
 
     Raises:
         InputError: naming both numbers.

@@ -1,7 +1,7 @@
-"""Capturing a partition problem: a training step, forward, backward and optimizer, as operators that can be split.
+"""Capture of a partition problem: a training step, forward, backward and optimizer, as operators that can be split.
 
-The step is traced with fake tensors and nothing of it runs but trials of each sort of operator on small tensors. What
-repeats is tied. Means, batch norms and a few others are written as operators that can be split (:mod:`.rewrites`).
+The step is traced with fake tensors. Only trials of each sort of operator run, on small tensors. Repeated operators are
+tied. Means, batch norms and a few others are written as operators that can be split (:mod:`.rewrites`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from loadmaster.models.partition.tdl.operators import update
 
 logger = logging.getLogger(__name__)
 
-# Of the collectives that a compiled step begins early or waits for late. They slow the kernels beside them a little.
+# Hidden share of the time of collectives that a compiled step begins early or waits for late. They slow the kernels
+# that run at the same time a little.
 OVERLAP = 0.9
 
 
@@ -52,7 +53,7 @@ def capture(
     strict: bool = False,
     device: str = "cpu",
 ) -> PartitionProblem:
-    """The partition problem of a training step.
+    """Capture the partition problem of a training step.
 
     Args:
         model, batch, loss: of the whole step on one device, as for :func:`loadmaster.executor.capture`. The model needs
@@ -98,7 +99,7 @@ def capture(
 
 
 def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[int]]:
-    """Bytes an element of the tensors of an optimizer's state that are as large as their parameter, by its name."""
+    """Bytes per element of the optimizer's state tensors of a parameter's shape, by the parameter's name."""
     found = optimizer_states(optimizer)
     return {
         name: [t.element_size() for t in found.get(parameter, []) if t.shape == parameter.shape]
@@ -107,10 +108,10 @@ def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, lis
 
 
 def _tell(traced: TracedStep, *, strict: bool) -> None:
-    """Say which operators run whole on every worker.
+    """Log which operators run whole on every worker.
 
     Raises:
-        InputError: ``strict``, and there are any.
+        InputError: ``strict``, and at least one does.
     """
     counts = Counter(op_of(run) for run in traced.runs)
     whole = [f"{op} ({counts[op]} times): {reason}" for op, reason in traced.replicated().items()]
@@ -124,7 +125,7 @@ def _tell(traced: TracedStep, *, strict: bool) -> None:
 def _with_optimizer(
     problem: PartitionProblem, traced: TracedStep, states: dict[str, list[int]], costs: CostModel
 ) -> PartitionProblem:
-    """Every parameter that has a gradient is updated in place, with its state."""
+    """Add an operator for each parameter with a gradient that updates it in place, together with its state."""
     tensors, operators, signatures = list(problem.tensors), list(problem.operators), list(problem.signatures)
     for name, parameter in traced.parameters.items():
         gradient = traced.graph.gradients.get(parameter)

@@ -1,10 +1,10 @@
-"""The user's ``torch.utils.checkpoint``: what it covers is computed again in the backward pass, not kept for it.
+"""User's ``torch.utils.checkpoint`` in the joint graph: what it covers is computed again in the backward pass.
 
 AOTAutograd only marks such nodes, and leaves it to the partitioner of the graph to repeat them. Here they are repeated
-in the joint graph, before it is split: so a plan counts their time, and the memory that they save.
+before the graph is split: so a plan counts their time, and the memory that they save.
 
-Kept are, as in plain PyTorch, what a region is given and what it hands on; and random numbers, for no rank could draw
-the same ones again: of a dropout the mask, from which its result is made again.
+As in plain PyTorch, a region's inputs and the results that it hands on are kept. Random numbers are kept as well, since
+no rank could draw the same ones again: for a dropout the mask, from which its result is made again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def inherit_checkpoint(new: fx.Node, old: fx.Node) -> None:
 
 
 def is_made_again(node: fx.Node) -> bool:
-    """Whether a node repeats another one in the backward pass."""
+    """Return whether a node repeats another one in the backward pass."""
     return _MADE_AGAIN in node.meta
 
 
 def with_checkpoints(step_graph: StepGraph) -> StepGraph:
-    """The step with all that is checkpointed repeated, each node before the first of the backward pass to read it."""
+    """Repeat all checkpointed nodes of a step, each before the first node of the backward pass that reads it."""
     again = _Again(step_graph)
     graph, forward = step_graph.module.graph, step_graph.forward
     for node in step_graph.nodes:
@@ -52,7 +52,7 @@ def with_checkpoints(step_graph: StepGraph) -> StepGraph:
 
 
 class _Again:
-    """Repeated nodes of a step."""
+    """Repetitions of a step's checkpointed nodes, made as they are asked for."""
 
     def __init__(self, step_graph: StepGraph) -> None:
         self._graph = step_graph
@@ -65,7 +65,7 @@ class _Again:
                 self._handed_on.add(roots[node])
 
     def of(self, node: fx.Node, reader: fx.Node) -> fx.Node:
-        """The node, or its repetition, which is there before a reader."""
+        """Return the node, or its repetition, placed before a reader."""
         if not self._repeats(node):
             return node
         needed, ahead = {node}, [node]
@@ -118,7 +118,7 @@ class _Again:
 
 
 def _is_dropped(node: fx.Node) -> bool:
-    """Whether it is the result of a dropout."""
+    """Return whether a node is the result of a dropout."""
     if node.target is not operator.getitem or node.args[1] != 0:
         return False
     made = node.args[0]

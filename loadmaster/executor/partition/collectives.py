@@ -2,11 +2,11 @@
 
 Each is one operator on one row, begun and waited for. Each is also two on a list of rows, which move together:
 ``begin_...``, whose results may be read through ``wait_for`` only. PyTorch's own pairs are not used: Inductor of 2.13
-has read a result before it was waited for (seen with ``reduce_scatter_tensor`` and an elementwise reader, on CPUs), and
-so it has where waiting is stated as a write. ``wait_for`` returns the same rows under other names, so that every reader
-comes after it. ``after`` is what must be there before, most often what another collective began: all ranks begin them
-in one order, whatever a compiler makes of their own shares. What moves is kept by the collective until it is waited
-for. On a GPU, waiting stops the stream, not the process.
+may read a result before it is waited for (seen with ``reduce_scatter_tensor`` and an elementwise reader, on CPUs), also
+where waiting is declared as a write. ``wait_for`` returns the same rows under other names, so that every reader comes
+after it. ``after`` is a tensor that must exist before, most often what another collective began: all ranks begin them
+in one order, whatever a compiler makes of their own shares. The collective keeps what it moves until it is waited for.
+On a GPU, waiting stops the stream, not the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ops = torch.ops._c10d_functional
 
 
 def in_a_row(tensor: Tensor) -> Tensor:
-    """The elements in one row: collectives over the first dimension want one, and a compiler lays out a row one way."""
+    """Elements of a tensor in one row: collectives over the first dimension want one, and it has only one layout."""
     return tensor.contiguous().view(-1)
 
 
@@ -61,7 +61,7 @@ def _waited(begun: list[Tensor]) -> list[Tensor]:
 def _pair(
     name: str, own: Sequence[str], shared: str, begin: Callable[..., list[Tensor]], elements: Callable[..., int]
 ) -> tuple[Any, Any]:
-    """A collective on one row as one operator, and the operator that begins it on several.
+    """Define a collective on one row as one operator, and the operator that begins it on several rows.
 
     Args:
         own: arguments that each row has for itself, the row first.
@@ -86,7 +86,7 @@ def _pair(
 
 
 all_reduce, _first = _pair("all_reduce", ["Tensor row"], "str group", _begin_all_reduce, lambda count, *_: count)
-"""(row, group): the sum over a group."""
+"""Operator (row, group): the sum over a group."""
 all_gather, _second = _pair(
     "all_gather",
     ["Tensor row", "int most"],
@@ -94,8 +94,8 @@ all_gather, _second = _pair(
     _begin_all_gather,
     lambda count, most, size, *_: most * size,
 )
-"""(row, most, size, group): the rows of a group of that size, one after the other, each filled up to the most elements
-that one has."""
+"""Operator (row, most, size, group): the rows of a group of that size, one after the other, each padded to ``most``
+elements."""
 reduce_scatter, _third = _pair(
     "reduce_scatter",
     ["Tensor row"],
@@ -103,7 +103,7 @@ reduce_scatter, _third = _pair(
     _begin_reduce_scatter,
     lambda count, size, *_: count // size,
 )
-"""(row, size, group): this rank's share of the sum over a group of that size."""
+"""Operator (row, size, group): this rank's share of the sum over a group of that size."""
 all_to_all, _fourth = _pair(
     "all_to_all",
     ["Tensor row"],
@@ -111,15 +111,14 @@ all_to_all, _fourth = _pair(
     _begin_all_to_all,
     lambda count, received, *_: sum(received),
 )
-"""(row, received, sent, group): so many elements from each rank of a group, one share after the other, for so many to
-each."""
+"""Operator (row, received, sent, group): exchange with each rank of a group the given numbers of elements."""
 
 BEGUN: dict[Any, Any] = {all_reduce: _first, all_gather: _second, reduce_scatter: _third, all_to_all: _fourth}
-"""Each collective's operator -> the one that begins it."""
+"""Map from each collective's operator to the one that begins it."""
 OWN_ARGUMENTS: dict[Any, int] = {all_reduce: 1, all_gather: 2, reduce_scatter: 1, all_to_all: 1}
-"""Each collective's operator -> how many arguments, the first ones, are lists where it is begun on several rows."""
+"""Map from each collective's operator to its number of arguments, the first ones, that are lists for several rows."""
 
 wait_for = operator(
     "wait_for(Tensor[] begun) -> Tensor[]", _waited, lambda begun: [torch.empty_like(row) for row in begun]
 )
-"""What was begun, when it is there."""
+"""Operator that waits for rows that were begun, and returns them."""

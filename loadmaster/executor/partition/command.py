@@ -1,4 +1,4 @@
-"""The command behind ``loadmaster capture MODULE:FACTORY partition``: a model factory in, a partition problem out."""
+"""Command behind ``loadmaster capture MODULE:FACTORY partition``: a model factory in, a partition problem out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadmaster.models.partition.problem import PartitionProblem
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Make the parser of the command's arguments."""
     p = made_step.parser("Capture a PyTorch model's training step, optimizer and all, as operators that can be split.")
     add_mesh(p)
     p.add_argument("--hardware", default="h200", help="whose times and memory are taken (h200)")
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Capture, write the document, and say how much it needs.
+    """Capture a partition problem, write its document, and print its summary to stderr.
 
     Raises:
         InputError: the factory, the mesh, the device or the model cannot be used.
@@ -56,5 +56,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command and return its exit status."""
     return made_step.finish(parser(), run, argv)

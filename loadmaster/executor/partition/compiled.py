@@ -1,6 +1,6 @@
-"""A step on shares, compiled by Inductor: both passes traced as one graph of local operators and collectives.
+"""Step on shares, compiled by Inductor: both passes traced as one graph of local operators and collectives.
 
-PyTorch's partitioner cuts it into the passes: what the backward pass can make again at little cost, elementwise
+PyTorch's partitioner cuts it into the passes: what the backward pass can compute again at little cost, elementwise
 operators most of all, is not kept for it. So a step holds less than planned, not more. Collectives are begun early and
 waited for late (:mod:`.overlap`).
 """
@@ -31,20 +31,20 @@ from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
 
 _Run = Callable[[list[Tensor]], Sequence[Tensor]]
-# How the partitioner tells what the backward pass is given from what the forward pass is.
+# The partitioner tells inputs of the backward pass from those of the forward pass by this name.
 _TANGENT = "tangents_1"
-# What collectives have on their way is to be a small part of what a plan holds: less than what the partitioner saves.
+# Bytes on their way in collectives are to be a small part of a plan's peak: less than what the partitioner saves.
 _PEAK_OVER_AT_ONCE = 100
 
 
 class CompiledStep:
-    """Both passes, compiled at the first call for the shapes and strides that come then.
+    """Forward and backward pass, compiled at the first call for the shapes and strides of that call.
 
     Args:
-        forward, backward: of the operators, first and last, as for :meth:`SplitStep.run`.
-        results: what the forward pass makes for others than the backward pass; the loss first.
+        forward, backward: first and last of their operators, as for :meth:`SplitStep.run`.
+        results: tensors that the forward pass makes for others than the backward pass; the loss first.
         tangent: the gradient of the loss, and a tensor of its shape and type.
-        gradients: what the backward pass makes.
+        gradients: tensors that the backward pass makes.
         peak_bytes: of the plan.
     """
 
@@ -67,7 +67,7 @@ class CompiledStep:
         self._counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
 
     def forward(self, held: MutableMapping[int, Tensor]) -> list[Tensor]:
-        """Run the forward pass: its results go to ``held``; returned is what the backward pass needs."""
+        """Run the forward pass: put its results into ``held``, and return what the backward pass needs."""
         if self._run_forward is None:
             self._compile(held)
             assert self._run_forward is not None
@@ -77,7 +77,7 @@ class CompiledStep:
         return made[len(self._results) :]
 
     def backward(self, saved: list[Tensor], tangent: Tensor) -> dict[int, Tensor]:
-        """The gradients.
+        """Run the backward pass, and return the gradients by the number of their tensor.
 
         Args:
             saved: what the forward pass returned; emptied, so that a share is freed at its last use.
@@ -119,7 +119,7 @@ class CompiledStep:
             self._run_backward = compile_fx_inner(overlapped(backward, at_once, alike=alike), given, is_backward=True)
 
     def _passes(self, mode: FakeTensorMode, fakes: Sequence[Tensor]) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The graphs of both passes; the backward one is given what is saved, then the tangent."""
+        """Trace the graphs of both passes; inputs of the backward graph are what is saved, then the tangent."""
         counts = self._split.redistribute.counts
         before = counts.copy()
         after_forward: Counter[str] = Counter()
@@ -161,10 +161,10 @@ class CompiledStep:
 
 
 def _settle_passes(graph: fx.Graph, result_count: int) -> None:
-    """Collectives that the forward pass's results do not need come after the tangent: the backward pass runs them.
+    """Put collectives that the forward pass's results do not need after the tangent, so into the backward pass.
 
-    The partitioner would choose by sizes, which differ from rank to rank where shares are unequal. The others are in
-    the forward pass anyway: it makes no collective again.
+    The partitioner would choose by sizes, which differ from rank to rank where shares are unequal. The other
+    collectives are in the forward pass anyway: the partitioner repeats no collective.
     """
     results: Any = graph.output_node().args[0]
     ahead, needed = [node for node in results[:result_count] if isinstance(node, fx.Node)], set()
@@ -180,10 +180,10 @@ def _settle_passes(graph: fx.Graph, result_count: int) -> None:
 
 
 def _know_collectives() -> None:
-    """Tell the compiler that it calls collectives as they are.
+    """Tell Inductor to call collectives as they are, as fallback kernels.
 
     Where it finds that out by itself it writes down, in words, all that a collective's operands are made of (PyTorch
-    2.11). Collectives are chained, so that is twice as long for each of them: of 24 layers it never ended.
+    2.11). Collectives are chained, so each of them doubles the length: for 24 layers it does not end.
     """
     for operator in (*collectives.BEGUN.values(), collectives.wait_for):
         if operator not in lowerings:

@@ -1,4 +1,4 @@
-"""The ``graph`` executor: a training step as traced, every operator on this rank's shares."""
+"""Executor ``graph``: a training step as traced, every operator on this rank's shares."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Saved = dict[int, Tensor] | list[Tensor]
 
 
 class PartitionedStep:
-    """A training step on shares: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
+    """Training step on shares: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     Every rank is given the whole batch, and takes its share. The loss is that of the whole batch, on every rank.
-    Gradients are in ``.grad`` of :meth:`parameters`, which are this rank's shares, as are they: each a ``DTensor`` over
-    the mesh, so that clipping, optimizers and ``torch.distributed.checkpoint`` do what they do on one device.
+    Parameters and their ``.grad`` are this rank's shares: each a ``DTensor`` over the mesh, so that clipping,
+    optimizers and ``torch.distributed.checkpoint`` do what they do on one device.
 
     Attributes:
         module: parameters and buffers under the model's names, for PyTorch's functions that take a module.
-        problem, plan: what it runs.
-        traced: the step.
-        device: that it runs on.
+        problem, plan: that the step runs.
+        traced: the step on one device.
+        device: that the step runs on.
         counts: collectives so far, by name.
     """
 
@@ -59,7 +59,7 @@ class PartitionedStep:
         assert plan.splits is not None
         self.problem, self.plan = problem, plan
         self.traced = traced
-        # Of the model nothing is kept but what it does not train by: it may be let go.
+        # Only the rules of its call are kept of the model, which may be freed.
         self._calls = Step(model, loss).calls
         self._draws = Draws(mesh.get_coordinate() or ())
         run, count = kernels(traced, problem, plan.splits.strategies, self._draws)
@@ -71,16 +71,16 @@ class PartitionedStep:
         self._constants = {n: self._cut(n, value) for n, value in traced.constants.items()}
         self.module = self._shares_of(model)
         self._shares = self._by_number(self.module)
-        # What needed no gradient when the step was captured never gets one.
+        # Parameters that needed no gradient when the step was captured never get one.
         self._frozen = [(name, n) for name, n in traced.parameters.items() if not self._shares[n].requires_grad]
         expect_right_updates(self.module.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss of one batch, a scalar."""
+        """Compute the loss of one batch, a scalar."""
         return self.run_with(self.module, args, kwargs)
 
     def run_with(self, shares: Shares, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The loss of one batch, a scalar, under other shares than its own that lie as its own do."""
+        """Compute the loss of one batch, a scalar, with other shares in the same placements as its own."""
         batch = self._calls.batch(Batch(args, kwargs))
         self._calls.expect(batch)
         own = self._shares if shares is self.module else self._by_number(shares)
@@ -97,19 +97,19 @@ class PartitionedStep:
         return found
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's shares."""
+        """Iterate over this rank's shares of the parameters."""
         return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's shares, by the names that the model has for them."""
+        """Iterate over this rank's shares of the parameters, by the model's names."""
         return self.module.named_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's, on every rank: what ``model.load_state_dict`` takes. A collective call."""
+        """Gather the whole model's state on every rank, for ``model.load_state_dict``. A collective call."""
         return {name: self._whole(share) for name, share in self.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's shares of a whole model's state.
+        """Load this rank's shares of a whole model's state.
 
         Raises:
             InputError: something is missing, or has another shape.
@@ -125,11 +125,11 @@ class PartitionedStep:
                 local(share).copy_(self._split.redistribute.cut(given, placement_of(share)))
 
     def whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole gradient of every parameter that has one. A collective call."""
+        """Gather the whole gradient of every parameter that has one. A collective call."""
         return ((name, self._whole(p.grad)) for name, p in self.named_parameters() if p.grad is not None)
 
     def whole_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Every buffer, whole. A collective call."""
+        """Gather every buffer, whole. A collective call."""
         return ((name, self._whole(buffer)) for name, buffer in self.module.named_buffers())
 
     def _whole(self, share: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class PartitionedStep:
         numbers = {**self.traced.parameters, **self.traced.buffers}
         made: dict[int, Tensor] = {}
         for name, of in (*model.named_parameters(), *model.named_buffers()):
-            # What the step does not use lies whole.
+            # What the step does not use is whole on every rank.
             n = numbers.get(name)
             placement = (WHOLE,) * len(self.problem.axes) if n is None else self._split.placements[n]
             share = as_dtensor(self._own(of, placement), of.shape, self._split.redistribute, placement)
@@ -148,7 +148,7 @@ class PartitionedStep:
         return Shares(model, made, self, mode_counts=draws or bool(self.traced.graph.buffers))
 
     def _by_number(self, shares: Shares) -> dict[int, Tensor]:
-        """The shares that the step reads."""
+        """Shares that the step reads, by the number of their tensor."""
         parameters, buffers = dict(shares.named_parameters()), dict(shares.named_buffers())
         found: dict[int, Tensor] = {n: parameters[name] for name, n in self.traced.parameters.items()}
         found.update({n: buffers[name] for name, n in self.traced.buffers.items()})
@@ -173,7 +173,7 @@ class PartitionedStep:
         return self._split.cut(tensor, given).to(self.device, non_blocking=True)
 
     def _forward(self, held: dict[int, Tensor]) -> tuple[Tensor, Saved]:
-        """The loss, and what the backward pass needs."""
+        """Run the forward pass and the updates of buffers; return the loss, and what the backward pass needs."""
         self._draws.begin()
         saved: Saved = held
         if self._compiled is not None:
@@ -185,7 +185,7 @@ class PartitionedStep:
         return self._split.whole(loss, held[loss]).clone(), saved
 
     def _backward(self, saved: Saved, tangent: Tensor) -> list[Tensor | None]:
-        """The gradient of each parameter that has one."""
+        """Run the backward pass; return the gradient of each parameter, None where it has none."""
         of, found = self.traced, self.traced.graph.gradients
         if self._compiled is not None:
             assert isinstance(saved, list)
@@ -209,7 +209,7 @@ class PartitionedStep:
 
 
 def _backend_of(backend: str | None, traced: TracedStep, device: torch.device) -> str:
-    """The backend asked for; without one, the compiler on a GPU where it can be.
+    """Return the backend asked for; without one, the compiler on a GPU where it can run the step.
 
     Raises:
         InputError: it is unknown, or does not run the step.
@@ -226,7 +226,7 @@ def _backend_of(backend: str | None, traced: TracedStep, device: torch.device) -
 
 
 class _Step(torch.autograd.Function):
-    """Between the two passes the shares that the backward pass reads are held, and nothing else."""
+    """Step in autograd: between the two passes it holds the shares that the backward pass reads, and nothing else."""
 
     @staticmethod
     def forward(ctx: Any, step: PartitionedStep, held: dict[int, Tensor], *parameters: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The operators of a traced step as kernels on shares, under the strategies of a plan."""
+"""Kernels on shares for the operators of a traced step, under the strategies of a plan."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from loadmaster.models.partition.placements import Mesh
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.views import Cut
 
-# What nodes of a compiled step are annotated with that a checkpoint has computed again.
+# Annotation of nodes of a compiled step that a checkpoint computes again.
 MADE_AGAIN = {"loadmaster": "made again"}
 
 
 class Draws:
-    """The random numbers of a step: workers that hold one share draw alike, others do not.
+    """Random numbers of a step: workers that hold the same share draw the same numbers, others do not.
 
     Args:
         coordinate: of this worker on the mesh.
@@ -40,11 +40,11 @@ class Draws:
         self._seed = 0
 
     def begin(self) -> None:
-        """A new step. Every worker's default generator must be in the same state."""
+        """Begin a new step. Every worker's default generator must be in the same state."""
         self._seed = int(torch.randint(1 << 62, (1,)).item())
 
     def seed(self, operator: int, axes: Sequence[int]) -> int:
-        """Of an operator that is split along these axes."""
+        """Seed of an operator that is split along these axes."""
         where = tuple(self.coordinate[axis] for axis in axes)
         return hash((self._seed, operator, *zip(axes, where, strict=True))) & ((1 << 62) - 1)
 
@@ -52,7 +52,7 @@ class Draws:
 def kernels(
     traced: TracedStep, problem: PartitionProblem, strategies: Sequence[Sequence[int]], draws: Draws
 ) -> tuple[list[Kernel], int]:
-    """For every operator of a problem that was captured from the step, but those of its optimizer.
+    """Make the kernel of every operator of a problem that was captured from the step, except those of its optimizer.
 
     Args:
         strategies: of each operator, one for each axis.
@@ -81,7 +81,7 @@ def kernels(
 
 
 def _drawing(run: Run, fractions: Sequence[Fraction], taken: Sequence[int], draws: Draws, n: int) -> Kernel:
-    """One operator, with random numbers of its own where it draws some."""
+    """Make the kernel of one operator, with random numbers of its own where it draws some."""
     kernel = _kernel(run, fractions, taken)
     if not is_random(run.node):
         return kernel
@@ -90,7 +90,7 @@ def _drawing(run: Run, fractions: Sequence[Fraction], taken: Sequence[int], draw
 
 
 def _again(kernel: Kernel, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> object:
-    """What a checkpoint has computed again; a tracer notes it, for no compiler may do so in the forward pass."""
+    """Run a kernel that a checkpoint repeats, marked so that no compiler moves it into the forward pass."""
     with annotate(MADE_AGAIN):
         return kernel(given, shapes)
 
@@ -112,7 +112,7 @@ def _seeded(
 
 
 def _kernel(run: Run, fractions: Sequence[Fraction], chosen: Sequence[int]) -> Kernel:
-    """One operator: its views of the shares, then itself."""
+    """Make the kernel of one operator: first its views of the shares, then the operator itself."""
     split = [(run.seen[s], share) for s, share in zip(chosen, fractions, strict=True) if s < len(run.seen)]
 
     def cuts(slot: int) -> list[tuple[Cut, Fraction]]:

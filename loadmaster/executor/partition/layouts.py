@@ -1,8 +1,8 @@
-"""How the values of a compiled pass lie in memory: results as they were traced, the rest as the compiler likes it.
+"""Memory layouts of the values of a compiled pass: results as they were traced, the rest as the compiler likes.
 
-Convolutions like channels last. What the forward pass saves lies so, and the backward pass is compiled for that. A
-gradient is born otherwise, by the mean over pixels for example, and stays so along a residual stream: every convolution
-there would turn it again. It is turned once, where a convolution first meets it.
+Convolutions like channels last. The forward pass saves its values in that layout, and the backward pass is compiled for
+it. A gradient may begin in another layout, at the mean over pixels for example, and keeps it along a residual stream:
+every convolution there would turn it again. It is turned once, where a convolution first reads it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def keep_strides(module: fx.GraphModule, results: int) -> None:
-    """The first results keep the strides that were traced, and what is given is given back as it is: else it is copied.
+    """Mark the results that keep their traced strides: the first ones, and inputs that are returned, not to copy them.
 
     Args:
-        results: how many of what the pass returns are for others than the backward pass.
+        results: number of the pass's results that are for others than the backward pass.
     """
     output: Any = module.graph.output_node()
     kept = [n for n, made in enumerate(output.args[0]) if n < results or made.op == "placeholder"]
@@ -30,10 +30,10 @@ def keep_strides(module: fx.GraphModule, results: int) -> None:
 
 
 def as_made(backward: fx.GraphModule, strides: Sequence[Sequence[int] | None], mode: FakeTensorMode) -> list[Tensor]:
-    """What the backward pass is given, with the strides that the forward pass gives it.
+    """Inputs of the backward pass, with the strides that the forward pass gives them.
 
     Args:
-        strides: of what is saved; None: as it was traced. The tangent comes after it, as it was traced.
+        strides: of the saved tensors; None: as traced. The tangent comes after them, as traced.
     """
     given: list[Tensor] = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
     with mode:
@@ -45,18 +45,18 @@ def as_made(backward: fx.GraphModule, strides: Sequence[Sequence[int] | None], m
 
 
 def turn_gradients(backward: fx.GraphModule, given: Sequence[Tensor], mode: FakeTensorMode) -> None:
-    """Put gradients in the layout of what the convolutions that they go to have saved."""
+    """Put gradients in the layout of the tensors that the convolutions reading them have saved."""
     with mode:
         _Turning(backward, garbage_collect_values=False).run(*given)
     backward.recompile()
 
 
 class _Turning(fx.Interpreter):
-    """Follows strides through the pass."""
+    """Interpreter that follows strides through the pass and inserts the turns of gradients."""
 
     def run_node(self, n: fx.Node) -> Any:
         if n.target is aten.view.default:
-            n.target = aten.reshape.default  # what lies otherwise now may have no view
+            n.target = aten.reshape.default  # in another layout there may be no view
         if n.target is aten.convolution_backward.default:
             gradient, saved = n.args[:2]
             assert isinstance(gradient, fx.Node) and isinstance(saved, fx.Node)
@@ -75,5 +75,5 @@ class _Turning(fx.Interpreter):
 
 
 def _is_only(value: Tensor, layout: torch.memory_format) -> bool:
-    """Whether it lies so, and not in both ways, as one channel or one pixel does."""
+    """Return whether a value has that layout and is not row-major as well, as with one channel or one pixel."""
     return value.is_contiguous(memory_format=layout) and not value.is_contiguous()

@@ -1,4 +1,4 @@
-"""One operator on one worker's share: its tensors replaced, and its other arguments made to fit them."""
+"""Call of one operator on one worker's share: its tensors replaced, its other arguments made to fit them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def call_on_share(
 
 
 def results_of(result: object) -> list[Tensor]:
-    """The tensors of a result; some kernels give out empty ones besides."""
+    """Tensors of a result, without the empty ones that some kernels return in addition."""
     return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor) and value.numel()]
 
 
 def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors of a call's arguments, in order."""
+    """Tensors of a call's arguments, in order."""
     return [value for value in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(value, Tensor)]
 
 
 def with_told(target: Callable[..., Any], args: Sequence[Any], told: Mapping[str, Any]) -> list[Any]:
-    """Positional arguments with these values in place of theirs."""
+    """Positional arguments with the values of ``told`` in place of their own."""
     found = list(args)
     if told:
         assert isinstance(target, torch._ops.OpOverload)

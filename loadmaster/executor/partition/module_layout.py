@@ -1,4 +1,4 @@
-"""What a plan says of a model's modules: how each parameter lies, and where what goes in and out of them moves."""
+"""Layout of a model's modules under a plan: placements of parameters, and of tensors that enter and leave modules."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Lies = tuple[DPlacement, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """Of one plan.
+    """Placements of one plan, by parameter and by module.
 
     Attributes:
         roles: of the axes.
         sizes: of the axes.
         parameters: name -> its placement on every axis.
         split_inputs: leaves of the batch that are split along their first dimension, on axes that divide batches.
-        entering: module -> shape of what goes in, without what other workers have of the batch -> how its operators
-            need it on the tensor axes.
-        leaving: the same of what comes out.
+        entering: module -> shape of an input, without what other workers have of the batch -> the placement on the
+            tensor axes that its operators need.
+        leaving: the same for outputs.
     """
 
     roles: tuple[Role, ...]
@@ -41,22 +41,22 @@ class Layout:
     leaving: dict[str, dict[Shape, Lies]] = field(default_factory=dict)
 
     def axes(self, *roles: Role) -> list[int]:
-        """Those with one of these roles, in order."""
+        """Axes with one of these roles, in order."""
         return [axis for axis, role in enumerate(self.roles) if role in roles]
 
     def on_tensor_axes(self, placement: Placement) -> Lies:
-        """In the words of ``DTensor``."""
+        """Placement on the tensor axes, in the words of ``DTensor``."""
         parts = [placement[axis] for axis in self.axes("tensor")]
         return tuple(Replicate() if part == WHOLE else Shard(part) for part in parts)
 
     def sharded_along(self, name: str) -> int:
-        """The dimension along which a parameter is divided on the axes that shard; the first where none is."""
+        """Dimension along which a parameter is divided on the axes that shard; the first where it is not divided."""
         parts = {self.parameters[name][axis] for axis in self.axes("shard")} - {WHOLE}
         return parts.pop() if parts else 0
 
 
 def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> Layout:
-    """What a plan says of the modules of a traced step."""
+    """Work out the layout that a plan gives the modules of a traced step."""
     placements = [tuple(map(code, parts)) for parts in splits.placements]
     sizes = tuple(axis.size for axis in problem.axes)
     roles = roles_of(problem, splits)
@@ -67,7 +67,7 @@ def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> 
         {name: placements[n] for name, n in traced.parameters.items()},
         frozenset(leaf for leaf, n in traced.inputs.items() if any(placements[n][axis] == 0 for axis in divided)),
     )
-    # A copy lies as its original, and is nothing to a module.
+    # A copy has the placement of its original; modules do not know of it.
     operators = [
         (operator, chosen)
         for operator, chosen in zip(problem.operators, splits.strategies, strict=True)

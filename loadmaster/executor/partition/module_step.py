@@ -1,8 +1,8 @@
-"""The ``module`` executor: the model's own code, split by ``fully_shard`` and ``DTensor`` as a plan says.
+"""Executor ``module``: the model's own code, split by ``fully_shard`` and ``DTensor`` as a plan says.
 
-Before it trains it is checked: loss and gradients of one batch are to be those of the ``graph`` executor under the same
-plan, whose every operator was tried. That covers what ``DTensor`` makes of each operator, losses that are no mean over
-the batch, and statistics over it.
+It is checked before it trains: loss and gradients of one batch must be those of the ``graph`` executor under the same
+plan, whose operators were all tried. The check covers what ``DTensor`` makes of each operator, losses that are not a
+mean over the batch, and statistics over it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from loadmaster.executor.steps.step_graph import is_random
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 
-# Of the norm of a gradient, and of the loss: what rounding leaves when sums are taken in another order.
+# Tolerances relative to the norm of a gradient, or to the loss: rounding of sums that are taken in another order.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGHLY = 5e-2
-# Of the largest gradient: what is smaller may be nothing but rounding, as that of a shift before a batch norm.
+# Share of the largest gradient: a smaller one may be nothing but rounding, as that of a shift before a batch norm.
 _NO_GRADIENT = 1e-2
-# Whose plans give every axis one role.
+# Methods whose plans give every axis one role.
 METHODS = ("module", "fsdp", "data-parallel")
 _REMEDY = "Use executor='graph', which runs the plan as it was checked."
 
 
 class ModuleStep:
-    """A training step of a wrapped model: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
+    """Training step of a wrapped model: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     Every rank is given the whole batch, and takes its share. The loss is that of the whole batch, on every rank.
 
     Attributes:
         module: the model, wrapped in place.
-        problem, plan: what it runs.
+        problem, plan: that the step runs.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class ModuleStep:
         expect_right_updates(model.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss of one batch, a scalar."""
+        """Compute the loss of one batch, a scalar."""
         batch = self._step.batch(Batch(args, kwargs))
         self._step.expect_call(batch)
         own = self._own(batch)
         on_shares = bool(self._layout.axes("tensor"))
         if on_shares:
-            # What ``implicit_replication`` does, for backward passes, too: tensors that the model makes in its own
-            # code, masks for example, are alike on all ranks.
+            # As ``implicit_replication``, but for backward passes, too: tensors that the model makes in its own code,
+            # masks for example, are equal on all ranks.
             DTensor._op_dispatcher._allow_implicit_replication = True
         # On CPUs the fused attention has no rule for shares.
         plain = on_shares and self._device.type == "cpu"
@@ -95,28 +95,28 @@ class ModuleStep:
         return found
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the wrapped model: this rank's shares."""
+        """Iterate over the wrapped model's parameters: this rank's shares."""
         return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Of the wrapped model: this rank's shares."""
+        """Iterate over the wrapped model's parameters by name: this rank's shares."""
         return self.module.named_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's, on every rank. A collective call."""
+        """Gather the whole model's state on every rank. A collective call."""
         return {name: _whole(value).detach() for name, value in self.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's shares of a whole model's state. Errors are those of ``Module.load_state_dict``."""
+        """Load this rank's shares of a whole model's state. Errors are those of ``Module.load_state_dict``."""
         set_model_state_dict(self.module, dict(state), options=StateDictOptions(full_state_dict=True))
 
     @property
     def _shares(self) -> int:
-        """Into how many a batch is divided."""
+        """Number of shares that a batch is divided into."""
         return self._mesh["replicate"].size() * self._mesh["shard"].size()
 
     def _own(self, batch: Batch) -> Batch:
-        """This rank's share."""
+        """Cut this rank's share of a batch, on its device."""
         leaves, form = pytree.tree_flatten((batch.args, dict(batch.kwargs)))
         place = self._mesh.get_local_rank("replicate") * self._mesh["shard"].size() + self._mesh.get_local_rank("shard")
         for n, leaf in enumerate(leaves):
@@ -127,17 +127,17 @@ class ModuleStep:
         return Batch(args, kwargs)
 
     def _of_all(self, loss: Tensor) -> Tensor:
-        """The loss of the whole batch from those of shares."""
+        """Combine the losses of shares into the loss of the whole batch."""
         found = loss.detach().clone()
         for name in ("replicate", "shard"):
             dist.all_reduce(found, group=self._mesh.get_group(name))
         return found if self._sums else found / self._shares
 
     def _check(self, batch: Batch, loss: Tensor, expected: Mapping[str, Tensor]) -> None:
-        """Hold one step against what the graph executor made of it.
+        """Compare one step with that of the graph executor.
 
         Args:
-            expected: gradients of parameters, and what buffers have become.
+            expected: gradients of parameters, and buffers after the step.
 
         Raises:
             InputError: they differ.
@@ -165,7 +165,7 @@ class ModuleStep:
                 buffer.copy_(value)
 
     def _check_loss(self, found: Tensor, loss: Tensor) -> None:
-        """Hold the mean of the losses of shares, or their sum, against the loss.
+        """Compare the mean of the losses of shares, or their sum, with the loss.
 
         Raises:
             InputError: it is neither.
@@ -185,7 +185,7 @@ class ModuleStep:
 
 
 def _expect(model: nn.Module, batch: Batch, traced: TracedStep, plan: PartitionPlan) -> None:
-    """Refuse what cannot be checked."""
+    """Refuse plans of other methods, and models that cannot be checked: without values, or with random numbers."""
     if plan.method not in METHODS:
         remedy = 'Plan with method="module", or use executor="graph".'
         raise InputError("plan.method", plan.method, "has splits that modules cannot run", remedy)
@@ -198,7 +198,7 @@ def _expect(model: nn.Module, batch: Batch, traced: TracedStep, plan: PartitionP
 
 
 def _expected_of(graph: PartitionedStep, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss, whole gradients and buffers after a step, in host memory."""
+    """Run one step of the graph executor: its loss, and whole gradients and buffers after it in host memory."""
     loss = graph(*batch.args, **batch.kwargs)
     loss.backward()  # type: ignore[no-untyped-call]
     found = {name: whole.cpu() for name, whole in graph.whole_gradients()}
@@ -211,7 +211,7 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def _is_close(found: Tensor, wanted: Tensor, least: float = 0.0) -> bool:
-    """Whether they differ by rounding.
+    """Return whether two tensors differ by no more than rounding.
 
     Args:
         least: the norm from which on a difference counts.
@@ -224,7 +224,7 @@ def _is_close(found: Tensor, wanted: Tensor, least: float = 0.0) -> bool:
 
 
 class _OfAll(torch.autograd.Function):
-    """The loss of the whole batch, whose gradient is that of each share's own loss."""
+    """Loss of the whole batch in autograd, whose gradient is that of each share's own loss."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, step: ModuleStep) -> Tensor:

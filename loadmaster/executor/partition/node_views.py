@@ -1,4 +1,4 @@
-"""The views of a traced graph, in the terms of :mod:`loadmaster.models.partition.views`, and on a worker's share."""
+"""Views of a traced graph, in the terms of :mod:`loadmaster.models.partition.views`, and on a worker's share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PARTS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbin
 
 
 def view_of(node: fx.Node, source: View) -> View | None:
-    """The view that a node is, of the tensor that its source is a view of; None where it must be made by an operator.
+    """Return a node as a view of the tensor that its source is a view of; None where an operator must make it.
 
-    ``getitem`` of a node that takes a tensor to parts is a view, too.
+    ``getitem`` of a node that takes a tensor apart is a view, too.
     """
     if node.target is operator.getitem:
         parts, at = node.args
@@ -41,7 +41,7 @@ def view_of(node: fx.Node, source: View) -> View | None:
 
 
 def makes_parts(node: fx.Node) -> bool:
-    """Whether its elements are views of its source."""
+    """Return whether a node's elements are views of its source, as with ``split`` and ``unbind``."""
     return node.target in _PARTS
 
 
@@ -84,7 +84,7 @@ def _part(parts: fx.Node, source: View, at: int) -> View | None:
 
 
 def on_share(view: View, cuts: Sequence[tuple[Cut, Fraction]]) -> Callable[[Tensor], Tensor]:
-    """The view of a worker's share: a function of the share.
+    """Make the function that takes a view of a worker's share.
 
     Args:
         cuts: of the view, each with the share.

@@ -1,4 +1,4 @@
-"""Optimizers of shares: what is not known to update each element by itself is tried on small shares first.
+"""Optimizers on shares: one that is not known to update each element by itself is tried on small shares first.
 
 Shares are ``DTensor``s, so an optimizer that needs norms or products of whole tensors most often gets them. Where it
 does not, or PyTorch has no rule for one of its operators, its first step is refused.
@@ -37,8 +37,8 @@ ELEMENTWISE = frozenset(
         torch.optim.RMSprop,
     }
 )
-# Of the norm of an update: optimizers that round to bfloat16 on their way differ by some percent from sum to sum; one
-# that takes a share for the whole differs by more than half, for shares of the trial are unlike each other.
+# Tolerance relative to the norm of an update: optimizers that round to bfloat16 on their way differ by some percent
+# from sum to sum; one that takes a share for the whole differs by more than half, since the trial's shares differ.
 _CLOSE = 0.1
 _STEPS = 2
 
@@ -47,7 +47,7 @@ _right: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def expect_right_updates(shares: Iterable[nn.Parameter]) -> None:
-    """Have every optimizer of these shares tried at its first step, on all ranks.
+    """Register these shares so that every optimizer of them is tried at its first step, on all ranks.
 
     ``step()`` then raises an :class:`InputError` where the optimizer does not do on shares what it does on whole
     tensors.
@@ -74,12 +74,12 @@ def _expect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class _Trial:
-    """Some steps of another optimizer of that kind, on small shares and on the same whole tensors.
+    """Trial of some steps of another optimizer of that kind, on small shares and on the same whole tensors.
 
-    Small shares are equal. Unequal ones refuse by themselves what is more than elementwise.
+    Small shares are of equal size. Unequal ones refuse by themselves what is more than elementwise.
 
     Args:
-        groups: with what is given of them; their parameters say how shares lie.
+        groups: with their settings; their parameters give the placements.
     """
 
     def __init__(self, optimizer: Optimizer, groups: list[dict[str, Any]], *, has_closure: bool) -> None:
@@ -88,7 +88,7 @@ class _Trial:
         self._small = [[(_small(share), share) for share in _unlike(group["params"])] for group in groups]
 
     def run(self) -> None:
-        """Hold what becomes of the shares against what becomes of the whole tensors.
+        """Compare the updated shares with the updated whole tensors.
 
         Raises:
             InputError: they differ, or the optimizer does not run on shares.
@@ -114,7 +114,7 @@ class _Trial:
                 raise InputError("optimizer", kind, reason, remedy)
 
     def _updated(self, parameters: list[list[nn.Parameter]]) -> list[Tensor]:
-        """What the optimizer makes of these, a list for each of the groups."""
+        """Run the optimizer on parameters, a list for each group; return their new values, flat."""
         groups = [{**group, "params": own} for group, own in zip(self._groups, parameters, strict=True)]
         optimizer = self._kind(groups, **self._optimizer.defaults)
         flat = [parameter for group in parameters for parameter in group]
@@ -127,12 +127,12 @@ class _Trial:
 
 
 def _unlike(shares: Iterable[DTensor]) -> Iterable[DTensor]:
-    """One for each way in which they lie."""
+    """Select one share for each rank, placement and dtype."""
     return {(p.dim(), p.placements, p.dtype): p for p in shares}.values()
 
 
 def _small(share: DTensor) -> Tensor:
-    """A small tensor that can be split as a share is."""
+    """Make a small tensor that can be split as a share is."""
     extents = [2] * share.dim()
     for size, part in zip(share.device_mesh.shape, share.placements, strict=True):
         if not part.is_replicate():
@@ -141,7 +141,7 @@ def _small(share: DTensor) -> Tensor:
 
 
 def _values(shape: torch.Size, share: Tensor, step: int) -> Tensor:
-    """The larger the later, so that every share is unlike the others. No random numbers: the user's go on as before."""
+    """Values that grow with the place, so that all shares differ. Nothing is drawn from the user's generators."""
     at = torch.arange(1, shape.numel() + 1, dtype=torch.float64)
     values = (at * (at + step)).sin() * 4 ** (6 * at / shape.numel())
     return values.view(shape).to(share.device, share.dtype)

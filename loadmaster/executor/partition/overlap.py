@@ -1,14 +1,14 @@
-"""Collectives of a compiled pass beside its kernels: moved together, begun early, waited for late.
+"""Overlap of a compiled pass's collectives with its kernels: moved together, begun early, waited for late.
 
-A collective becomes two operators: one begins it, the other makes the stream wait for it. What is gathered from a given
-share, a parameter most often, is begun while earlier operators run; what nothing in the pass reads, a gradient most
-often, is waited for while later ones run. What is on its way takes memory: so many bytes at once, and at least one
-collective ahead.
+A collective becomes two operators: one begins it, the other makes the stream wait for it. A gather of a given share,
+most often of a parameter, is begun while earlier operators run; a result that nothing in the pass reads, most often a
+gradient, is waited for while later ones run. What is on its way takes memory: at most so many bytes at once, and at
+least one collective ahead.
 
-A collective costs the host as much as several kernels, whatever it moves. So neighbours of one sort are one, a bucket,
-where no reader has to wait for that: gathers, up to a part of the bytes that may be on their way, and sums that are
-ready before the first of them is read. What little depends on a collective and goes out, such as the gradient of a
-norm in another type, is computed at the end of the pass: there it waits for nothing, and its neighbours are one bucket.
+A collective costs the host as much as several kernels, whatever it moves. So neighbours of one sort are joined in a
+bucket where no reader has to wait for that: gathers, up to a part of the bytes that may be on their way, and sums that
+are ready before the first of them is read. Small outputs that depend on a collective, such as the gradient of a norm in
+another type, are computed at the end of the pass: there nothing waits for them, and their collectives share a bucket.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _BUCKETS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class _Bucket:
-    """One collective, taken apart.
+    """Bucket of collectives, taken apart into begin and wait.
 
     Attributes:
-        begun: the operator that begins it, then what it begins, a row each.
+        begun: the operator that begins them, then the rows that it begins.
         waited: the operator that waits for all of them, then the rows.
         size_bytes: of what it moves, on this rank, whole.
     """
@@ -46,12 +46,12 @@ class _Bucket:
 
 
 def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True) -> fx.GraphModule:
-    """The same pass with its collectives taken apart and moved, in place.
+    """Take the collectives of a pass apart and move them, in place.
 
     Args:
         at_once_bytes: of what is begun early or waited for late.
-        alike: whether all ranks have such a pass. If not, each collective is a bucket, begun where it was: the rest
-            depends on shapes, and all ranks must begin in one order.
+        alike: whether all ranks have the same pass. If not, each collective is a bucket of its own and begins where it
+            is: the rest depends on shapes, and all ranks must begin in one order.
     """
     graph = module.graph
     largest_bytes = at_once_bytes // _BUCKETS_AT_ONCE if alike else 0
@@ -70,7 +70,7 @@ def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True
 
 
 def _postpone(graph: fx.Graph, largest_bytes: int) -> None:
-    """Put what depends on a collective at the end of the pass, where it is little."""
+    """Move the nodes that depend on a collective to the end of the pass, where they are small."""
     for node in [node for node in graph.nodes if node.target in collectives.BEGUN]:
         if _is_from_given(node) or _is_for_nobody(node):
             continue
@@ -80,7 +80,7 @@ def _postpone(graph: fx.Graph, largest_bytes: int) -> None:
 
 
 def _buckets(graph: fx.Graph, largest_bytes: int) -> list[list[fx.Node]]:
-    """Collectives that move together, in order."""
+    """Group the collectives that move together, in order."""
     place = _places(graph)
     found: list[list[fx.Node]] = []
     last: dict[str, list[fx.Node]] = {}
@@ -98,8 +98,8 @@ def _buckets(graph: fx.Graph, largest_bytes: int) -> list[list[fx.Node]]:
 
 
 def _taken_apart(graph: fx.Graph, nodes: Sequence[fx.Node]) -> _Bucket:
-    """Begun where the first row is needed if all are given, else where the last one is there; waited for at the first
-    reader."""
+    """Replace collectives by one bucket: begun where the first row is needed if all are given, else where the last row
+    is ready; waited for at the first reader."""
     own = collectives.OWN_ARGUMENTS[nodes[0].target]
     columns = [list(column) for column in zip(*(_arguments(node)[:own] for node in nodes), strict=True)]
     begins_at = nodes[0] if _is_from_given(nodes[0]) else nodes[-1]
@@ -125,7 +125,7 @@ def _taken_apart(graph: fx.Graph, nodes: Sequence[fx.Node]) -> _Bucket:
 
 
 def _begin_early(graph: fx.Graph, buckets: Sequence[_Bucket], at_once_bytes: int) -> None:
-    """Each right after the wait for the last one that leaves room for it, in the order in which they are needed."""
+    """Begin each bucket right after the wait for the last one that leaves room for it, in the order of need."""
     moved: set[fx.Node] = set()
     first, on_their_way, place = 0, 0, _first(graph)
     for n, bucket in enumerate(buckets):
@@ -142,7 +142,7 @@ def _begin_early(graph: fx.Graph, buckets: Sequence[_Bucket], at_once_bytes: int
 
 
 def _wait_late(graph: fx.Graph, buckets: Sequence[_Bucket], at_once_bytes: int) -> None:
-    """Each right after the begin of the first one that leaves no room for it."""
+    """Wait for each bucket right after the begin of the first one that leaves no room for it."""
     last, on_their_way = 0, 0
     for n, bucket in enumerate(buckets):
         while last < len(buckets) and (last <= n + 1 or on_their_way <= at_once_bytes):
@@ -155,7 +155,7 @@ def _wait_late(graph: fx.Graph, buckets: Sequence[_Bucket], at_once_bytes: int) 
 
 
 def _in_order(graph: fx.Graph) -> None:
-    """Each collective is begun after the one before it: a compiler must not choose, for it chooses on every rank."""
+    """Chain the collectives, so that no compiler can reorder them: ranks might get different orders."""
     before: fx.Node | None = None
     for node in graph.nodes:
         if node.target in collectives.BEGUN.values():
@@ -164,7 +164,7 @@ def _in_order(graph: fx.Graph) -> None:
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """Of a collective. What it comes after is given to the pass: nothing has to wait for that."""
+    """Arguments of a collective without ``after``, an input of the pass that nothing has to wait for."""
     return node.args[:-1] if isinstance(node.args[-1], fx.Node) else node.args
 
 
@@ -177,7 +177,7 @@ def _size_bytes(node: fx.Node) -> int:
 
 
 def _is_from_given(node: fx.Node) -> bool:
-    """Whether it moves what is given, or views of it."""
+    """Return whether a collective moves inputs of the pass, or views of them."""
     return all(_source(row).op == "placeholder" for row in _rows(node))
 
 
@@ -193,7 +193,7 @@ def _source(row: fx.Node) -> fx.Node:
 
 
 def _views_of_given(row: fx.Node) -> list[fx.Node]:
-    """The views that a view of something given goes through, in order."""
+    """Views from an input of the pass to a row, in order."""
     found: list[fx.Node] = []
     while row.op != "placeholder":
         found.insert(0, row)
@@ -202,19 +202,19 @@ def _views_of_given(row: fx.Node) -> list[fx.Node]:
 
 
 def _is_for_nobody(node: fx.Node) -> bool:
-    """Whether nothing but the pass's output reads it, or views of it."""
+    """Return whether only the pass's output reads a node, or views of it."""
     return all(map(_is_light, _dependents([node], _is_light)))
 
 
 def _first_reader(nodes: Sequence[fx.Node]) -> fx.Node:
-    """Of any of them, or of views; the pass's output if there is none."""
+    """First node that reads any of these nodes, or a view of one; the pass's output if none does."""
     graph = nodes[0].graph
     readers = [node for node in _dependents(nodes, _is_light) if not _is_light(node)]
     return readers[0] if readers else graph.output_node()
 
 
 def _dependents(nodes: Sequence[fx.Node], through: Callable[[fx.Node], bool]) -> list[fx.Node]:
-    """What reads them, and what reads that where it may be looked through, in order; without the pass's output."""
+    """Nodes that read these, and readers of those that ``through`` accepts, in order; without the pass's output."""
     found: set[fx.Node] = set()
     ahead = [user for node in nodes for user in node.users]
     while ahead:
@@ -237,7 +237,7 @@ def _is_light(node: fx.Node) -> bool:
 
 
 def _move(nodes: Sequence[fx.Node], before: Any) -> None:
-    """Put nodes there, one after the other."""
+    """Move nodes to the place before another one, in order."""
     if not nodes:
         return
     if nodes[0] is not before:
@@ -247,6 +247,6 @@ def _move(nodes: Sequence[fx.Node], before: Any) -> None:
 
 
 def _first(graph: fx.Graph) -> fx.Node:
-    """The first node that is not given from outside."""
+    """First node of a graph that is not an input."""
     found: fx.Node = next(node for node in graph.nodes if node.op != "placeholder")
     return found

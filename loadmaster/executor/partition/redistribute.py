@@ -1,4 +1,4 @@
-"""A tensor brought from one placement to another, over the process groups of a mesh: the path that was planned.
+"""Redistribution of tensors from one placement to another, over the process groups of a mesh, on the planned path.
 
 Every step is one collective along one axis (:mod:`loadmaster.models.partition.traffic`), so that what is counted here
 is what was predicted. Along an axis of unequal shares, what is gathered or scattered is padded to the largest one
@@ -21,7 +21,7 @@ from loadmaster.models.partition.traffic import Hop, Traffic
 
 
 class Redistributor:
-    """Redistributes over one mesh.
+    """Redistributor of tensors over one mesh.
 
     Args:
         mesh: with a dimension for every axis of the problem.
@@ -41,7 +41,7 @@ class Redistributor:
         self.worker = traffic.mesh.worker(self._ranks)
 
     def __call__(self, share: Tensor, shape: Sequence[int], held: Placement, needed: Placement) -> Tensor:
-        """A share of a tensor of that shape, in another placement.
+        """Bring a share of a tensor of that shape to another placement.
 
         Args:
             share: of this rank, in the placement ``held``.
@@ -50,26 +50,26 @@ class Redistributor:
         return self.along(share, self.traffic.path(shape, share.element_size(), held, needed))
 
     def along(self, share: Tensor, path: Sequence[Hop]) -> Tensor:
-        """A share brought along a path."""
+        """Bring a share along a path of collectives and cuts."""
         for hop in path:
             share = self._step(share, hop)
         return share
 
     def cut(self, whole: Tensor, placement: Placement) -> Tensor:
-        """This rank's share of a tensor that it has whole."""
+        """Cut this rank's share out of a tensor that it has whole."""
         for axis, part in enumerate(placement):
             if part >= 0:
                 whole = self._own(whole, axis, part)
         return whole.contiguous()
 
     def offsets(self, shape: Sequence[int], placement: Placement) -> list[int]:
-        """Where in a tensor of that shape this rank's share begins."""
+        """Offset of this rank's share in a tensor of that shape, along each dimension."""
         of_mesh = self.traffic.mesh
         own = int(np.ravel_multi_index(tuple(self._ranks), tuple(self._sizes)))
         return [int(start) for start, _ in of_mesh.regions(shape, [placement])[0, own]]
 
     def whole(self, share: Tensor, shape: Sequence[int], placement: Placement) -> Tensor:
-        """The tensor that shares make up."""
+        """Gather the whole tensor from the shares of all ranks."""
         return self(share, shape, placement, (WHOLE,) * len(placement))
 
     def _own(self, tensor: Tensor, axis: int, dim: int) -> Tensor:
@@ -113,9 +113,9 @@ class Redistributor:
 
 
 def _joined(pieces: Tensor, dim: int) -> Tensor:
-    """Pieces, the first dimension, one after the other along a dimension of each; nothing is copied for the first.
+    """Join pieces, stacked along the first dimension, along one dimension of each; without a copy for dimension 0.
 
-    Pieces of one element there would come out as a view: some kernels read what they are given as one row (PyTorch's
-    layer norms on CPUs, of the means of the forward pass).
+    The result is made contiguous, since pieces of one element there would give a strided view, and some kernels read
+    their input as one row (PyTorch's layer norms on CPUs, for the means of the forward pass).
     """
     return pieces.movedim(0, dim).flatten(dim, dim + 1).contiguous()

@@ -1,8 +1,8 @@
-"""Operators that do several things at once, written as those that can be split one by one.
+"""Rewrites of operators that do several things at once into operators that can be split one by one.
 
 ``addmm``, ``baddbmm``     a product and a sum: a share of the product's sum must not add the shift
 ``convolution``            its shift is added after it, for the same reason
-``convolution_backward``   one call for each gradient, so that each is split as suits it
+``convolution_backward``   one call for each gradient, so that each is split in its own way
 means, mean losses         a sum, then a quotient: a share's mean is not the mean of shares
 batch norms in training    sums over the batch, and what is done element by element: the statistics are those of the
                            whole batch, as on one device
@@ -29,7 +29,7 @@ Rewrite = Callable[..., Any]
 
 
 def rewritten(module: fx.GraphModule) -> fx.GraphModule:
-    """The joint graph with these operators replaced, in place."""
+    """Replace these operators in the joint graph, in place."""
     for node in list(module.graph.nodes):
         rewrite = REWRITES.get(node.target) if node.op == "call_function" else None
         function = None if rewrite is None else rewrite(node)
@@ -41,7 +41,7 @@ def rewritten(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _replace(node: fx.Node, function: Callable[..., Any]) -> None:
-    """What a function of the node's arguments does, in the node's place."""
+    """Replace a node by the operators that a function of its arguments runs."""
     nodes = [*dict.fromkeys(node.all_input_nodes)]
     values = [n.meta["val"] for n in nodes]
 
@@ -120,7 +120,7 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dty
 
 
 def _mean_loss(node: fx.Node) -> Rewrite | None:
-    """Element by element, then the sum, then the quotient."""
+    """Rewrite a loss as its elements, their sum, and a quotient if it is a mean."""
     target, at = node.target, _place_of_reduction(node)
     if at is None:
         return None
@@ -147,7 +147,7 @@ def _mean_loss_backward(node: fx.Node) -> Rewrite | None:
 
 
 def _place_of_reduction(node: fx.Node) -> int | None:
-    """Of the argument; None where the call leaves it out or asks for no reduction."""
+    """Place of the argument ``reduction``, after defaults are written out; None where no reduction is asked for."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]
     at = names.index("reduction")
@@ -196,7 +196,7 @@ def _batch_norm(node: fx.Node) -> Rewrite | None:
 def _batch_norm_as_it_runs(
     x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, var: Tensor, _momentum: float, eps: float
 ) -> list[Tensor]:
-    """With running statistics. The kernel also gives out tensors of no elements, which its backward pass reads."""
+    """Batch norm with running statistics. The kernel also returns empty tensors, which its backward pass reads."""
     image = [-1, *[1] * (x.dim() - 2)]
     out = (x - mean.view(image)) * (var + eps).rsqrt().view(image)
     out = out if w is None else out * w.view(image)

@@ -1,7 +1,7 @@
-"""A model's parameters and buffers as this rank's shares of them, under the model's own names.
+"""Shares of a model's parameters and buffers on this rank, under the model's own names.
 
-Each is a ``DTensor`` that lies as planned, so that PyTorch's own functions know what it is a share of: clipping by a
-norm, optimizers, ``torch.distributed.checkpoint``. Kernels go on running on the local tensors.
+Each is a ``DTensor`` in its planned placement, so that PyTorch's own functions know what it is a share of: clipping by
+a norm, optimizers, ``torch.distributed.checkpoint``. Kernels still run on the local tensors.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from loadmaster.models.partition.placements import WHOLE, Placement
 
 
 class RunsWithShares(Protocol):
-    """A step that computes a loss under any shares that lie as its own do."""
+    """Step that computes a loss with any shares in the placements of its own."""
 
     def run_with(self, shares: Shares, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The loss of one batch, a scalar."""
+        """Compute the loss of one batch with these shares, a scalar."""
 
 
 class Shares(nn.Module):
-    """A model's modules, with nothing in them but shares. To call it is to call the step under these shares, so that a
-    copy of them, as ``torch.optim.swa_utils.AveragedModel`` makes one, has a loss, too.
+    """Module tree of a model that holds nothing but shares. Calling it calls the step with these shares, so that a copy
+    of them, as ``torch.optim.swa_utils.AveragedModel`` makes one, has a loss, too.
 
     Args:
-        model: whose names it has; what several names stand for is one share here, too.
+        model: that names are taken from; a tensor with several names is one share here, too.
         shares: of every parameter and buffer, by the ``id`` of the model's.
         step: held weakly.
         mode_counts: whether the step draws random numbers or updates statistics, as models do while they train.
@@ -59,14 +59,14 @@ class Shares(nn.Module):
                 container._modules[name] = None if child is None else made[child]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss of one batch, a scalar."""
+        """Compute the loss of one batch with these shares, a scalar."""
         step = self._step()
         if step is None:
             raise RuntimeError("the step whose shares these are is gone: keep it as long as they are called")
         return step.run_with(self, args, kwargs)
 
     def train(self, mode: bool = True) -> Shares:
-        """Take a mode in which the step would do the same.
+        """Set the mode, if the step computes the same in it.
 
         Raises:
             InputError: in that mode it would do something else.
@@ -80,13 +80,13 @@ class Shares(nn.Module):
 
 
 class _BatchNormShares(_BatchNorm):
-    """The shares of a batch norm: ``torch.optim.swa_utils.update_bn`` finds it, and is refused."""
+    """Shares of a batch norm: ``torch.optim.swa_utils.update_bn`` finds it, and is refused."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
 
     def reset_running_stats(self) -> None:
-        """Refuse it: the step has the momentum that was captured.
+        """Refuse to reset running statistics: the step updates them with the momentum that was captured.
 
         Raises:
             InputError: always.
@@ -101,7 +101,7 @@ def _container(module: nn.Module) -> nn.Module:
 
 
 def as_dtensor(values: Tensor, shape: Sequence[int], redistribute: Redistributor, placement: Placement) -> Tensor:
-    """This rank's values as what they are: a share of a tensor of that shape."""
+    """Make a ``DTensor`` of this rank's values: a share of a tensor of that shape."""
     parts = [Replicate() if part < 0 else Shard(part) for part in placement]
     stride = torch.empty(tuple(shape), device="meta").stride()
     axes = redistribute.traffic.axes
@@ -111,14 +111,14 @@ def as_dtensor(values: Tensor, shape: Sequence[int], redistribute: Redistributor
 
 
 def local(share: Tensor) -> Tensor:
-    """Of a share what this rank has."""
+    """Return the local tensor of a share."""
     assert isinstance(share, DTensor)
     held = share._local_tensor
     return held.own if isinstance(held, UnevenShare) else held
 
 
 def like(share: Tensor, values: Tensor) -> Tensor:
-    """Values of this rank that lie as a share does. ``from_local`` would cost twenty times as much."""
+    """Make a ``DTensor`` of this rank's values in a share's placement; ``from_local`` takes twenty times as long."""
     assert isinstance(share, DTensor)
     held = share._local_tensor
     values = held.like(values) if isinstance(held, UnevenShare) else values
@@ -126,6 +126,6 @@ def like(share: Tensor, values: Tensor) -> Tensor:
 
 
 def placement_of(share: Tensor) -> Placement:
-    """How a share lies."""
+    """Placement of a share on every axis of the mesh."""
     assert isinstance(share, DTensor)
     return tuple(part.dim if isinstance(part, Shard) else WHOLE for part in share.placements)

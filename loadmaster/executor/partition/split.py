@@ -1,4 +1,4 @@
-"""The whole way under ``torchrun``: capture, plan, apply. The first rank plans, and tells the others."""
+"""Split of a model under ``torchrun`` in one call: capture, plan, apply. The first rank plans, and tells the others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def split(
     backend: Backend | None = None,
     executor: Executor = "graph",
 ) -> PartitionedStep | ModuleStep:
-    """A training step that is split over the ranks of a mesh as planned. Call it on every rank.
+    """Split a training step over the ranks of a mesh as planned. Call it on every rank.
 
     Args:
         model, batch, loss: of the whole step, as for :func:`loadmaster.executor.capture_partition`.
@@ -121,7 +121,7 @@ def _reason(plan: PartitionPlan) -> str:
 def _from_first_rank(
     planned: Callable[[], tuple[PartitionProblem, PartitionPlan]],
 ) -> tuple[PartitionProblem, PartitionPlan]:
-    """Every rank gets what the first one has, or its error."""
+    """Send the first rank's problem and plan, or its error, to every rank."""
     said: list[object] = [None]
     if dist.get_rank() == 0:
         try:

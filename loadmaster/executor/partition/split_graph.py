@@ -1,8 +1,8 @@
-"""A traced step as what is split: the tensors that it keeps, and the operators that read them through views.
+"""Traced step in the form that is split: the tensors that it keeps, and the operators that read them through views.
 
-Views are no operators: they take no time and no memory, and where a tensor is split along one dimension, its view is
-along another. So an operator has a view for every input. It has one for a result that all readers take apart, rows into
-batch and sequence: then the tensor is kept in their shape, so that it can be split along each.
+Views are not operators: they take no time and no memory, and where a tensor is split along one dimension, its view is
+split along another. So an operator has a view for every input. It also has one for a result that all readers take
+apart, rows into batch and sequence: then the tensor is kept in their shape, so that it can be split along each.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A tensor of the step, in the shape that it is kept in.
+    """Tensor of the step, in the shape that it is kept in.
 
     Attributes:
-        node: that makes it.
-        shape: in which it is kept.
+        node: node that makes it.
+        shape: the kept shape.
     """
 
     node: fx.Node
@@ -38,19 +38,19 @@ class Held:
 
     @property
     def value(self) -> Tensor:
-        """The fake tensor."""
+        """Fake tensor of its node, in the node's own shape."""
         found: Tensor = self.node.meta["val"]
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """An operator.
+    """Operator of the traced step.
 
     Attributes:
         inputs: tensors by number, each with the view that is read.
         outputs: tensors by number, each with what the operator makes as a view of it.
-        admitted: what is known of it.
+        admitted: its formula and strategies.
         seen: its strategies, as its tensors see them.
     """
 
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether every element of its results needs the same element of every tensor that it is given."""
+        """True if every element of its results needs the same element of every input."""
         views = [view for _, view in (*self.inputs, *self.outputs)]
         formula = self.admitted.formula
         letters = {*formula.inputs, *formula.results} if formula is not None else set()
@@ -78,9 +78,9 @@ class SplitGraph:
     Attributes:
         held: the tensors; those that no operator makes come first.
         runs: the operators.
-        given_count: how many tensors no operator makes.
-        forward_count: how many operators are the forward pass.
-        buffers: (tensor, its new value), numbers, of what the forward pass updates.
+        given_count: number of tensors that no operator makes.
+        forward_count: number of operators of the forward pass.
+        buffers: (buffer, its new value), as numbers of tensors, for each one that the forward pass updates.
         gradients: tensor -> its gradient, numbers.
     """
 
@@ -113,7 +113,7 @@ class SplitGraph:
         }
 
     def seen(self, node: fx.Node) -> tuple[int, View]:
-        """The tensor that a node is a view of."""
+        """Return the tensor that a node is a view of, and the view."""
         return self._views[node]
 
     def _add(self, node: fx.Node) -> None:
@@ -135,7 +135,7 @@ class SplitGraph:
             self._run(node)
 
     def _own(self, node: fx.Node) -> int:
-        """The tensor that a node is, and is for no other purpose; a copy of it where it is a view, or given."""
+        """Tensor of a node for one purpose alone; a copy of it where it is a view, an input, or owned already."""
         tensor, view = self._views[node]
         if not view.is_identity or tensor in self._owned:
             with node.graph.inserting_after(node):
@@ -154,7 +154,7 @@ class SplitGraph:
         self.runs.append(Run(node, inputs, outputs, admitted, tuple(through_views(admitted.strategies, views))))
 
     def _made(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The nodes of the tensors that an operator makes, one for each; made up where nothing reads one."""
+        """Nodes of the tensors that an operator makes, one for each; new nodes for tensors that nothing reads."""
         result = node.meta.get("val")
         if isinstance(result, Tensor):
             yield node
@@ -183,7 +183,7 @@ class SplitGraph:
 
 
 def _is_of_numbers(node: fx.Node) -> bool:
-    """Whether a node makes numbers, which are known since tracing, or asserts what holds of such."""
+    """Return whether a node makes numbers, which tracing has found, or is an assertion on numbers."""
     return not results_of(node.meta.get("val")) and (node.meta.get("val") is not None or not operands(node))
 
 
@@ -195,7 +195,7 @@ def _native(node: fx.Node) -> View:
 
 
 def _kept_in(node: fx.Node) -> tuple[int, ...]:
-    """The shape in which all that reads a result reads it, where that has more dimensions: each can be split."""
+    """Shape that a result is kept in: that of all its readers, if it has more dimensions, since each can be split."""
     own = tuple(int(d) for d in node.meta["val"].shape)
     if not node.users or not all(user.target in RESHAPES for user in node.users):
         return own

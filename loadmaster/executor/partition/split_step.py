@@ -1,8 +1,8 @@
-"""A training step on shares: every operator on this rank's part, redistributions only where the plan has them.
+"""Training step on shares: every operator on this rank's part, redistributions only where the plan has them.
 
-Operators are run in the order of the problem, as the plan's strategies say. An input that lies otherwise than it is
-needed is brought there first; a result that is made otherwise than it lies is brought to where it lies at once. What is
-not needed any more is let go.
+Operators are run in the order of the problem, as the plan's strategies say. An input is first brought to the placement
+that its operator needs; a result is brought at once to the placement of its tensor. Tensors are freed when nothing
+needs them any more.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from loadmaster.models.partition.problem import LASTING, PartitionProblem, Strat
 from loadmaster.models.partition.sides import sides
 from loadmaster.models.partition.traffic import Hop, Traffic
 
-# (shares of the inputs, shapes of the shares of the results) -> its results; one that updates in place returns nothing.
+# (shares of the inputs, shapes of the shares of the results) -> results; one that updates in place returns nothing.
 Kernel = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], object]
 
 
 class SplitStep:
-    """One step under a plan, on this rank.
+    """Runner of one step under a plan, on this rank.
 
     Args:
-        kernels: of the operators of the problem, in order; operators beyond them are somebody else's.
+        kernels: of the operators of the problem, in order; operators beyond them run elsewhere.
         mesh: with a dimension for every axis of the problem.
-        kept: tensors to be held when nothing reads them any more; what lies in memory for the whole step is, too.
+        kept: tensors to hold when nothing reads them any more, in addition to those that last the whole step.
 
     Raises:
-        InputError: the mesh is another one than the problem's.
+        InputError: the mesh is not the problem's.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class SplitStep:
         ]
 
     def cut(self, tensor: int, whole: Tensor) -> Tensor:
-        """This rank's share of a tensor of the problem."""
+        """Cut this rank's share out of a tensor of the problem."""
         return self.redistribute.cut(whole, self.placements[tensor])
 
     def whole(self, tensor: int, share: Tensor) -> Tensor:
-        """A tensor of the problem from its shares."""
+        """Gather a whole tensor of the problem from its shares."""
         return self.redistribute.whole(share, self.problem.tensors[tensor].shape, self.placements[tensor])
 
     def share_shape(self, tensor: int) -> list[int]:
-        """Of what one rank holds of a tensor."""
+        """Shape of this rank's share of a tensor."""
         return self._worker.share_shape(self.problem.tensors[tensor].shape, self.placements[tensor])
 
     def run(self, held: MutableMapping[int, Tensor], first: int = 0, last: int | None = None) -> None:
         """Run operators from the first to before the last one.
 
         Args:
-            held: shares by the number of their tensor: what they read, and then what they have made; what nothing
-                reads any more is taken out.
+            held: shares by the number of their tensor: those that operators read; those that they make are added, and
+                those that nothing reads any more are removed.
         """
         along = self.redistribute.along
         for n in range(first, len(self.kernels) if last is None else last):
@@ -93,7 +93,7 @@ class SplitStep:
     def _call(
         self, n: int, strategies: Sequence[Strategy], kept: Collection[int], last_read: Mapping[int, int]
     ) -> _Call:
-        """What is done for an operator, worked out once."""
+        """Work out, once, the redistributions around an operator and the tensors to free after it."""
         operator = self.problem.operators[n]
         reads: list[tuple[int, list[Hop]]] = []
         makes: list[tuple[int, list[Hop]]] = []
@@ -112,10 +112,10 @@ class SplitStep:
 
 @dataclass(frozen=True)
 class _Call:
-    """One operator.
+    """Steps that run one operator on shares.
 
     Attributes:
-        reads, makes: tensors, each with the path to where it is needed, or lies.
+        reads, makes: tensors, each with the path to the placement that is needed, or that the tensor has.
         shapes: of the shares that are made.
         freed: tensors that nothing reads any more.
     """

@@ -1,4 +1,4 @@
-"""A training step traced for its split: which tensor of the graph is which parameter, buffer or input."""
+"""Training step traced for its split: which tensor of the graph is which parameter, buffer or input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NO_STRATEGY = "none"
 
 @dataclass(frozen=True, eq=False)
 class TracedStep:
-    """A traced step.
+    """Traced step whose tensors are known as parameters, buffers, inputs and constants.
 
     Attributes:
         parameters, buffers: names -> numbers of tensors.
@@ -59,34 +59,34 @@ class TracedStep:
 
     @property
     def runs(self) -> list[Run]:
-        """The operators."""
+        """Operators of the graph, in execution order, without updates of buffers."""
         return self.graph.runs
 
     @property
     def forward_operators(self) -> int:
-        """How many operators of :meth:`problem` come before the backward pass."""
+        """Number of operators of :meth:`problem` before the backward pass."""
         return self.graph.forward_count + len(self.graph.buffers)
 
     def replicated(self) -> dict[str, str]:
-        """Operators that run whole on every worker -> why."""
+        """Map each operator that runs whole on every worker to the reason."""
         return {op_of(run): run.admitted.reason for run in self.runs if run.admitted.reason}
 
     def problem(
         self, axes: Sequence[Axis], times_us: Sequence[float] | None = None, name: str = "", launch_us: float = 0.0
     ) -> PartitionProblem:
-        """The step without its optimizer. Operators are those of the graph; after the forward pass come the updates of
-        buffers.
+        """Make the problem of the step without its optimizer: operators of the graph, and updates of buffers after the
+        forward pass.
 
         Args:
             times_us: of each operator of the graph.
-            launch_us: of that, what each takes at least.
+            launch_us: part of it that each takes at least.
         """
         written = _Writing(self, times_us or [0.0] * len(self.runs), launch_us)
         return PartitionProblem(name, tuple(axes), tuple(written.tensors), tuple(written.operators), written.signatures)
 
     @property
     def fingerprint(self) -> str:
-        """Of the graph and of what can be split: no times, no mesh."""
+        """Hash of the graph and of what can be split in it, without times and mesh."""
         problem = self.problem((Axis("any", 2, 1.0),))
         shape = {
             "tensors": [(list(t.shape), t.element_bytes, t.role) for t in problem.tensors],
@@ -97,18 +97,19 @@ class TracedStep:
 
 
 def op_of(run: Run) -> str:
-    """The name of an operator, as documents have it."""
+    """Name of an operator, as documents have it."""
     return str(run.node.target).removesuffix(".default")
 
 
 def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep:
-    """Trace a step.
+    """Trace a training step for its split.
 
     Args:
-        batch: what the model is called with, with stand-ins where it has no values.
+        batch: that the model is called with, with stand-ins where it has no values.
 
     Raises:
-        InputError: the step cannot be traced as one graph, returns no scalar loss, or updates what is no buffer.
+        InputError: the step cannot be traced as one graph, returns no scalar loss, updates a tensor in a way that is
+            not traced, or keeps tensors.
     """
     given: list[torch.Tensor | None] = []
     step_graph = trace(model, batch, loss, passes=rewritten, noted=lambda module: given.extend(given_tensors(module)))
@@ -138,7 +139,7 @@ def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep
             inputs[leaves[id(tensor)]] = number
         elif tensor is not None:
             constants[number] = tensor
-    given.clear()  # torch.compile's caches keep the list: a model that is let go must not live on in it
+    given.clear()  # torch.compile's caches keep the list: a model that is freed elsewhere must not live on in it
     for node in step_graph.module.graph.find_nodes(op="get_attr"):
         constants[graph.seen(node)[0]] = getattr(step_graph.module, str(node.target))
     loss_tensor, view = graph.seen(step_graph.loss)
@@ -147,12 +148,12 @@ def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep
 
 
 def leaves_of(batch: Batch) -> list[object]:
-    """Everything in a batch, in order."""
+    """Leaves of a batch, in order: everything that holds no other values."""
     return pytree.tree_leaves((batch.args, dict(batch.kwargs)))
 
 
 class _Writing:
-    """Writes a traced step down."""
+    """Tensors, operators and signatures of a traced step, as a problem has them."""
 
     def __init__(self, traced: TracedStep, times_us: Sequence[float], launch_us: float) -> None:
         graph = traced.graph

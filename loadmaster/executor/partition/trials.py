@@ -1,5 +1,4 @@
-"""Which strategies the operators of a traced graph have: what their formulas say, as far as a trial on small tensors
-bears it out."""
+"""Strategies of the operators of a traced graph: those of their formulas that a trial on small tensors confirms."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ from loadmaster.models.partition.tdl.rules import pointwise
 _EXTENTS = (6, 12)
 # Operators that draw a number for every element.
 DRAWN_BY_ELEMENT = frozenset({"native_dropout", "bernoulli", "rand_like", "randn_like"})
-# Half precision loses what the sum of parts is held against.
+# Half precision loses digits that the comparison with the sum of parts needs.
 _TRIED_IN = torch.float64
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an operator is given: the argument, and the node that makes it."""
+    """Tensor that an operator is given: the name of the argument, and the node that makes it."""
 
     argument: str
     node: fx.Node
@@ -42,12 +41,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Admitted:
-    """What is known of an operator.
+    """Formula of an operator and the strategies that hold for it.
 
     Attributes:
-        formula: None: no rule, or the call is none that it is for.
-        strategies: that hold.
-        reason: why there are none; empty where there are some, or nothing could be split.
+        formula: None: there is no rule, or the rule is not for such a call.
+        strategies: those that hold.
+        reason: why no strategy holds; empty where one does, or nothing could be split.
     """
 
     formula: Formula | None
@@ -56,7 +55,7 @@ class Admitted:
 
 
 def operands(node: fx.Node) -> list[Operand]:
-    """The tensors that a node is given, in the order in which they stand in its arguments."""
+    """Tensors that a node is given, in the order of its arguments."""
     names = [argument.name for argument in schema(node).arguments]
     given = [*zip(names, node.args, strict=False), *node.kwargs.items()]
     leaves = [(name, leaf) for name, value in given for leaf in pytree.tree_leaves(value)]
@@ -64,24 +63,24 @@ def operands(node: fx.Node) -> list[Operand]:
 
 
 def schema(node: fx.Node) -> Any:
-    """Of the operator that a node calls."""
+    """Return the schema of the operator that a node calls."""
     assert isinstance(node.target, torch._ops.OpOverload)
     return node.target._schema
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Whether a node is one tensor."""
+    """Return whether a node's result is one tensor."""
     return isinstance(node.meta.get("val"), Tensor)
 
 
 class Trials:
-    """Admits strategies, each sort of call once, on the device where the call would run."""
+    """Trials that admit strategies, once for each sort of call, on the device where the call would run."""
 
     def __init__(self) -> None:
         self._known: dict[object, Admitted] = {}
 
     def of(self, node: fx.Node) -> Admitted:
-        """What is known of a node's operator."""
+        """Return the formula and the strategies of a node's operator, tried if they are not known yet."""
         given = operands(node)
         call = _call(node, given)
         if is_random(node):
@@ -91,7 +90,7 @@ class Trials:
             tuple(t.shape) for t in results_of(node.meta.get("val"))
         ]
         if formula is None:
-            # An assertion of one Boolean has nothing to split; what is made from nothing is there on every worker.
+            # An assertion of one Boolean has nothing to split; a tensor made from nothing is made on every worker.
             is_whole = not given or not any(shapes)
             return Admitted(None, (), "" if is_whole else "has no formula")
         try:
@@ -107,7 +106,7 @@ class Trials:
         return self._known[key]
 
     def _tried(self, trial: _Trial) -> Admitted:
-        """In float64; where the kernel does not take that, as the model calls it."""
+        """Try all strategies of a formula, in float64; where the kernel does not take that, as the model calls it."""
         formula, reason = trial.formula, ""
         with unset_fake_temporarily(), torch.no_grad():
             for exactly in (False,) if formula.own_formats else (True, False):
@@ -122,7 +121,7 @@ class Trials:
 
 
 class _Trial:
-    """One call on small tensors.
+    """Trial of one call on small tensors.
 
     Args:
         small: extents in float64.
@@ -144,7 +143,7 @@ class _Trial:
         self.listed = {a.name: value for a, value in zip(schema(node).arguments, node.args, strict=False)}
 
     def bears_out(self, strategy: Strategy, *, exactly: bool) -> bool:
-        """Whether a strategy holds; in float64, or in the formats of the call."""
+        """Return whether a strategy holds, in float64 if ``exactly``, else in the formats of the call."""
         extents, target = self.extents[exactly], self.node.target
         args, kwargs = self._arguments(exactly)
 
@@ -171,7 +170,7 @@ class _Trial:
         )
 
     def _with(self, tensors: Sequence[Tensor], exactly: bool) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with these tensors."""
+        """Arguments of the call, with these tensors in place of its own."""
         extents, target, given = self.extents[exactly], self.node.target, iter(tensors)
 
         def placed(leaf: Any) -> Any:
@@ -186,7 +185,7 @@ class _Trial:
 
 
 def _most(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
-    """For each tensor the largest whole number that a trial gives it: 1, or 0 where the only position is 0."""
+    """Largest whole number that a trial gives each tensor: 1, or 0 where 0 is the only valid position."""
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     try:
         fills = fills_of(target, args, kwargs)
@@ -200,7 +199,7 @@ def _most(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 
 def _filled(shape: Sequence[int], like: Tensor, generator: torch.Generator, most: int, *, exactly: bool) -> Tensor:
-    """Numbers between 0 and 1, for which every function is defined; whole ones from 0 to ``most``."""
+    """Fill a tensor with numbers between 0 and 1, where every function is defined; whole ones from 0 to ``most``."""
     device = "cpu" if like.is_meta else like.device
     if like.dtype.is_floating_point or like.dtype.is_complex:
         tried = _TRIED_IN if like.dtype.is_floating_point and exactly else like.dtype
@@ -209,7 +208,7 @@ def _filled(shape: Sequence[int], like: Tensor, generator: torch.Generator, most
 
 
 def _random(call: Call) -> Admitted:
-    """There is nothing to try: shares of random numbers are random numbers, others than those of the whole."""
+    """Admit a random operator without a trial: its shares are random numbers too, but not those of the whole."""
     formula = pointwise(call) if call.name in DRAWN_BY_ELEMENT else None
     if formula is None:
         return Admitted(None, (), "draws random numbers")
@@ -217,7 +216,7 @@ def _random(call: Call) -> Admitted:
 
 
 def value(node: fx.Node) -> Any:
-    """What a node that is no tensor is: a number that tracing found."""
+    """Return the value of a node that is not a tensor: a number that tracing found."""
     return node.meta["val"]
 
 
@@ -249,12 +248,12 @@ def _dtype(operand: Operand) -> torch.dtype:
 
 
 def _others(node: fx.Node) -> str:
-    """The arguments that are no tensors, in words."""
+    """Text of a node's arguments without its tensors, for the key of a trial."""
     return str(pytree.tree_map(lambda leaf: "tensor" if isinstance(leaf, fx.Node) else leaf, (node.args, node.kwargs)))
 
 
 def _small(formula: Formula, extents: Mapping[str, int]) -> dict[str, int]:
-    """Extents for a trial."""
+    """Extents of a trial: small, and divisible by its numbers of workers along every letter that can be split."""
     split = [letter for letter in extents if letter.islower()]
     found = {letter: formula.small.get(letter, extent) for letter, extent in extents.items()}
     return found | {letter: _EXTENTS[n % len(_EXTENTS)] for n, letter in enumerate(split)}

@@ -1,6 +1,6 @@
-"""Collectives along an axis of unequal shares: each rank has so many units of what is split along it.
+"""Collectives along an axis of unequal shares, where each rank has its own number of units of the split dimension.
 
-NCCL gathers and scatters equal rows only, so rows are filled up to the longest one; shares are exchanged as they are.
+NCCL gathers and scatters equal rows only, so rows are padded to the longest one; shares are exchanged as they are.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from loadmaster.executor.partition.collectives import all_gather, all_to_all, in
 
 
 def pieces(tensor: Tensor, dim: int, shares: Sequence[int]) -> tuple[Tensor, ...]:
-    """The share of each rank, of a dimension that is whole."""
+    """Cut a dimension that is whole into the share of each rank."""
     unit = tensor.shape[dim] // sum(shares)
     return tensor.split_with_sizes([share * unit for share in shares], dim)
 
 
 def gathered(share: Tensor, dim: int, shares: Sequence[int], own: int, group: str) -> Tensor:
-    """The whole of a dimension that is split.
+    """Gather a dimension that is split.
 
     Args:
         shares: units of each rank.
@@ -38,7 +38,7 @@ def gathered(share: Tensor, dim: int, shares: Sequence[int], own: int, group: st
 
 
 def scattered(terms: Tensor, dim: int, shares: Sequence[int], own: int, group: str) -> Tensor:
-    """This rank's share of a sum.
+    """Reduce-scatter terms along a dimension: this rank's share of their sum.
 
     Args:
         terms: this rank's, of the whole dimension.
@@ -51,11 +51,11 @@ def scattered(terms: Tensor, dim: int, shares: Sequence[int], own: int, group: s
 
 
 def exchanged(share: Tensor, dim: int, to: int, shares: Sequence[int], own: int, group: str) -> Tensor:
-    """A share along another dimension.
+    """Exchange a share along one dimension for a share along another, by an all-to-all.
 
     Args:
-        dim: that is split.
-        to: that is whole, and is to be split.
+        dim: the dimension that is split.
+        to: the dimension that is whole, and is to be split.
     """
     sent = pieces(share, to, shares)
     extent = share.shape[dim] // shares[own]

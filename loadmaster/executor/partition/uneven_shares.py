@@ -1,7 +1,7 @@
-"""This rank's share along an axis of unequal ones, as the local tensor of a ``DTensor``, which knows equal ones only.
+"""Share of this rank along an axis of unequal shares, as local tensor of a ``DTensor``, which knows equal ones only.
 
-It knows where in the whole it lies, and says so to ``torch.distributed.checkpoint``. Elementwise operators and norms
-run on it. What would need the whole is refused: ``DTensor`` would gather it as if shares were equal.
+It knows its offset in the whole, and tells it to ``torch.distributed.checkpoint``. Elementwise operators and norms run
+on it. Operators that need the whole are refused: ``DTensor`` would gather it as if shares were equal.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _MAKE_ANOTHER = frozenset(
 
 
 class UnevenShare(Tensor):
-    """A share, with its place in the whole.
+    """Share of a tensor, with its place in the whole.
 
     Args:
         values: of this rank.
         offsets: of the first of them in the whole.
-        whole: the shape of it.
+        whole: the shape of the whole.
     """
 
     own: Tensor
@@ -61,7 +61,7 @@ class UnevenShare(Tensor):
         return found
 
     def like(self, values: Tensor) -> UnevenShare:
-        """Other values in this place."""
+        """Share of other values in the same place of the whole."""
         return UnevenShare(values, self.offsets, self.whole)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -105,7 +105,7 @@ class UnevenShare(Tensor):
 
 
 def _is_local(func: Any, args: Sequence[Any]) -> bool:
-    """Whether an operator is elementwise, or a norm of all elements."""
+    """Return whether an operator needs this rank's elements alone: it is elementwise, or a norm of all elements."""
     name = func.name().partition("::")[2]
     if func == aten.linalg_vector_norm.default:
         return not any(args[2:3])

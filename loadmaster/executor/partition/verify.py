@@ -1,9 +1,9 @@
-"""Whether an operator really does on shares what a strategy says: it is run, on small tensors, before it is trusted.
+"""Verification of strategies: an operator is run on shares of small tensors before a strategy of it is trusted.
 
-A description says what an operator computes; a kernel may do otherwise (attention split over its head dimension, a mean
-that divides by the share's extent, a norm over what was cut). So every strategy is run on two and on three virtual
-workers: inputs are cut as it says, the operator runs on each worker's part, and the parts of the result must make up
-the result of the whole ([Wang20] section 3.3.1, "partition-n-reduce").
+A formula says what an operator computes; a kernel may compute something else (attention split over its head dimension,
+a mean that divides by the share's extent, a norm over what was cut). So every strategy is run on two and on three
+virtual workers: inputs are cut as it says, the operator runs on each worker's part, and the parts of the result must
+make up the result of the whole ([Wang20] section 3.3.1, "partition-n-reduce").
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ def holds(
     told: Callable[[int], Mapping[str, Any]] = lambda _: {},
     compared: int | None = None,
 ) -> bool:
-    """Whether a strategy holds for a call.
+    """Return whether a strategy holds for a call: parts of the result make up the result of the whole.
 
     Args:
         args, kwargs: of a call on small tensors, in float64 where they are not whole numbers. What is split has an
             extent that every number of workers divides.
-        strategy: for its tensors, in the order in which they stand in the arguments.
+        strategy: for its tensors, in the order of the arguments.
         told: number of workers -> arguments, by name, that say how large a share is.
-        compared: how many of the results; None: all.
+        compared: number of results to compare, the first ones; None: all.
 
     Returns:
-        False, too, where the call fails on a share, and where shares need a halo: who exchanges them is not settled.
+        True if it holds. False, too, where the call fails on a share, and where shares need a halo, which no executor
+            exchanges.
     """
     whole = results_of(target(*args, **kwargs))
     inputs = tensors_of(args, kwargs)
@@ -79,7 +80,7 @@ def _holds_on(
 
 
 def _cut(tensor: Tensor, need: Need, workers: int) -> list[Tensor] | None:
-    """What each worker gets; None where shares would not be equal, or a sum would be of whole numbers."""
+    """Cut a tensor into what each worker gets; None where shares would not be equal, or for a sum of whole numbers."""
     if need.part == "R":
         return [tensor] * workers
     if need.part == "P":
@@ -95,7 +96,7 @@ def _cut(tensor: Tensor, need: Need, workers: int) -> list[Tensor] | None:
 
 
 def _makes_up(result: Tensor, part: str, parts: Sequence[Tensor]) -> bool:
-    """Whether the parts of a result are what its whole is made of."""
+    """Return whether the workers' parts of a result make up the whole result."""
     if part == "R":
         return all(_equal(result, one) for one in parts)
     if part == "P":
@@ -110,7 +111,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.is_floating_point():
         return bool(torch.equal(one, other))
-    # Of a format with fewer digits, all but a few of them.
+    # In a format with fewer digits, all but a few of them must agree.
     relative = max(_RELATIVE, _DIGITS_LOST * torch.finfo(one.dtype).eps)
     absolute = (
         relative * float(other.nan_to_num().abs().max()) if one.dtype != torch.float64 and other.numel() else _ABSOLUTE

@@ -1,4 +1,4 @@
-"""A model under a layout: parameters as ``DTensor``, hooks that move what goes in and out, ``fully_shard`` around."""
+"""Wrapping of a model under a layout: ``DTensor`` parameters, hooks that redistribute, and ``fully_shard`` around."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadmaster.executor.partition.module_layout import Layout, Lies, Shape
 
 
 def mesh_of(layout: Layout, device_type: str) -> DeviceMesh:
-    """The ranks by role: ``replicate`` and ``shard``, each of one dimension, then a dimension for each tensor axis."""
+    """Mesh of the ranks by role: ``replicate`` and ``shard``, one dimension each, then one for each tensor axis."""
     order = [*layout.axes("replicate"), *layout.axes("shard"), *layout.axes("tensor")]
     ranks = torch.arange(torch.Size(layout.sizes).numel()).reshape(layout.sizes).permute(order)
     counts = [torch.Size(layout.sizes[axis] for axis in layout.axes(role)).numel() for role in ("replicate", "shard")]
@@ -27,7 +27,7 @@ def mesh_of(layout: Layout, device_type: str) -> DeviceMesh:
 
 
 def wrap(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Split a model in place."""
+    """Split a model over a mesh, in place."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if layout.axes("tensor"):
         names = _as_dtensors(model, layout, _tensor_mesh(mesh), names)
@@ -45,7 +45,7 @@ def _tensor_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def _as_dtensors(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict[int, str]) -> dict[int, str]:
-    """Every parameter in its place, buffers whole; returns the names of the new ones. What is shared stays shared."""
+    """Distribute parameters, and replicate buffers; return names of the new ones. Shared parameters stay shared."""
     known: dict[int, nn.Parameter] = {}
     replicated = (Replicate(),) * mesh.ndim
     for module in model.modules():
@@ -65,7 +65,7 @@ def _as_dtensors(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict
 
 
 def _hook(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Whatever goes into a module with parameters, and comes out of it, lies as is planned."""
+    """Add hooks that bring inputs and outputs of modules with parameters to their planned placements."""
     replicated = (Replicate(),) * mesh.ndim
 
     def enter(lies: dict[Shape, Lies]) -> Any:
@@ -95,7 +95,7 @@ def _hook(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
 
 
 def _moved(x: DTensor, lies: dict[Shape, Lies]) -> DTensor:
-    """To where it is planned; without a plan, terms of sums are added up."""
+    """Redistribute a tensor to its planned placement; without a plan, terms of sums are added up."""
     wanted = lies.get(tuple(x.shape))
     if wanted is None:
         wanted = tuple(Replicate() if placement.is_partial() else placement for placement in x.placements)
@@ -103,7 +103,7 @@ def _moved(x: DTensor, lies: dict[Shape, Lies]) -> DTensor:
 
 
 def _fully_shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict[int, str]) -> None:
-    """Blocks that repeat by themselves, so that one is gathered while another computes; then the rest."""
+    """Shard repeated blocks one by one, so that one is gathered while another computes; then the rest."""
     over = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
 
     def along(parameter: nn.Parameter) -> Shard:
@@ -116,7 +116,7 @@ def _fully_shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Members of the outermost lists of modules, where they have parameters."""
+    """Members with parameters of the outermost ``ModuleList`` and ``Sequential`` modules."""
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.Sequential)):
             yield from (block for block in child if next(block.parameters(), None) is not None)
@@ -125,7 +125,7 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _as_its_parameter(parameter: Tensor) -> None:
-    """Gradients that are terms of a sum are added up, or lie as their parameter does."""
+    """Redistribute a gradient to the placement of its parameter; terms of a sum are added up."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)

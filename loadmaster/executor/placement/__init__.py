@@ -1,1 +1,1 @@
-"""Where the tensors of a training step are while nobody needs them: on the device, in host memory, in files."""
+"""Placement of a training step's tensors while nobody needs them: on the device, in host memory, in files."""

@@ -1,4 +1,4 @@
-"""Where in the user's model an operator is called while a step runs: the module, and the line of its code.
+"""Places in the user's model that call operators while a step runs: the module, and the line of its code.
 
 In the forward pass, hooks on all modules know which one runs. In the backward pass, the autograd node that runs has the
 number that it got when the forward operator was called.
@@ -28,13 +28,13 @@ _NOT_THE_MODELS = (
 
 
 class CallPlaces:
-    """The place of what is called at the moment, while :meth:`followed` is on.
+    """Tracker of the place that calls the present operator, while :meth:`followed` is on.
 
     Args:
         step: modules are named by their paths below its model, the model by its class.
 
     Attributes:
-        otherwise: of what no module calls.
+        otherwise: the place of operators that no module calls.
     """
 
     def __init__(self, step: Step) -> None:
@@ -49,7 +49,7 @@ class CallPlaces:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Know which module runs."""
+        """Track which module runs, by hooks on all modules, within the block."""
 
         def begins(module: nn.Module, _inputs: object) -> None:
             if module in self._paths:
@@ -72,7 +72,7 @@ class CallPlaces:
             self._forward.clear()
 
     def here(self) -> Place:
-        """Of the operator that is called now."""
+        """Return the place of the operator that is being called."""
         node: Any = torch._C._current_autograd_node()
         if self._running:
             place = Place(self._running[-1], _line())
@@ -86,7 +86,7 @@ class CallPlaces:
 
 
 def _line() -> str | None:
-    """The innermost line that is neither PyTorch's nor ours."""
+    """File and line of the innermost stack frame that is neither PyTorch's nor Loadmaster's."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

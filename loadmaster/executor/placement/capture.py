@@ -1,6 +1,6 @@
 """Capturing a placement problem: one training step, forward, backward and optimizer, as the blocks that it uses.
 
-Two steps run on fake tensors in place of the model's own, and the second one is written down: the first makes the
+Two steps run on fake tensors in place of the model's own, and the second one is recorded: the first makes the
 optimizer's state. Nothing of it computes or takes memory, so that a laptop captures what it cannot hold; only costs are
 measured, operator by operator, where no hardware is named. Optimizers update one parameter after the other in the
 trace: all of the state in one operator would have to be on the device at once.
@@ -57,7 +57,7 @@ def capture(
     small_bytes: int = SMALL_BYTES,
     name: str | None = None,
 ) -> PlacementProblem:
-    """The placement problem of a training step.
+    """Capture the placement problem of a training step.
 
     Args:
         batch, loss: as for :func:`loadmaster.executor.capture`. Capture under ``torch.autocast`` if the training does.
@@ -65,15 +65,15 @@ def capture(
         hardware: the entry of the catalogue that times, and the link to host memory, are estimated for. None: both are
             measured on the model's device.
         costs: of operators, instead of the entry's.
-        tiers: where blocks may lie; None: host memory, over the entry's link.
+        tiers: where blocks may be placed; None: host memory, over the entry's link.
         budget_bytes: device memory for the step; None: to be given at planning time.
         micro_batches: how often gradients are added up before the optimizer's step.
         small_bytes: storages smaller than that stay on the device.
         name: of the problem; None: the model's class.
 
     Raises:
-        InputError: the batch does not fit the model, the loss is no scalar, nothing needs a gradient, or the step asks
-            for a value, which tensors without memory do not have.
+        InputError: the batch does not fit the model, the loss is not a scalar, nothing needs a gradient, or the step
+            asks for a value, which tensors without memory do not have.
     """
     given = batch_of(batch)
     what = type(model).__name__
@@ -95,7 +95,7 @@ def capture(
 
 
 def record(fake: FakeStep, micro_batches: int = 1) -> Recording:
-    """Record one step."""
+    """Record the operators and storages of one step on fake tensors."""
     places = CallPlaces(fake.step)
     notes = Notes(lambda tensor: isinstance(tensor, FakeTensor), places.here, with_calls=True)
     name_resident(notes, fake.step.model, fake.batch)
@@ -106,7 +106,7 @@ def record(fake: FakeStep, micro_batches: int = 1) -> Recording:
 
 
 def run(fake: FakeStep, micro_batches: int = 1, notes: Notes | None = None, places: CallPlaces | None = None) -> None:
-    """One step.
+    """Run one step on fake tensors, recorded in ``notes`` if they are given.
 
     Raises:
         InputError: it asks for a value, which fake tensors do not have, or gives no loss.

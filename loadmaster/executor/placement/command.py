@@ -13,7 +13,7 @@ from loadmaster.models.placement.problem import PlacementProblem
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Build the parser of ``loadmaster capture MODULE:FACTORY placement``."""
     p = made_step.parser("Capture a PyTorch model's training step, optimizer and all, as a trace of its blocks.")
     p.add_argument("--hardware", default="h200", help="whose times and link to host memory are estimated (h200)")
     made_step.add_model_arguments(p)
@@ -43,5 +43,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command and return its exit status."""
     return made_step.finish(parser(), run, argv)

@@ -1,4 +1,4 @@
-"""A training step on fake tensors: model, batch and optimizer as they are, but for the memory.
+"""A training step on fake tensors: model, batch and optimizer as they are, without their memory.
 
 The model's own tensors are put aside as long as the step is used. Storages that are shared (tied parameters, views of
 one buffer) are shared by the fake tensors, too.
@@ -24,7 +24,7 @@ from loadmaster.executor.steps.step import Loss, Step
 
 @dataclass(frozen=True, eq=False)
 class FakeStep:
-    """What runs without computing anything.
+    """A step, its batch and its optimizer on fake tensors; running it computes nothing.
 
     Attributes:
         mode: under which the model runs.
@@ -40,7 +40,7 @@ class FakeStep:
 def fake_step(
     model: nn.Module, batch: Batch, loss: Loss | None, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[FakeStep]:
-    """The step, to be run within the block.
+    """Make the fake step, to be run within the block.
 
     Raises:
         InputError: the model cannot be called with the batch.
@@ -60,7 +60,7 @@ def fake_step(
 
 
 class _Made:
-    """The fake tensors of real ones."""
+    """Fake tensors of real ones, each made once; storages that are shared stay shared."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)

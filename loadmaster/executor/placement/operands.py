@@ -1,8 +1,8 @@
-"""Which tensors an operator reads and which it writes, from its schema.
+"""Tensors that an operator reads and tensors that it writes, from its schema.
 
 A mutable argument is written, and read too, unless the operator overwrites all of its storage: ``copy_``, ``zero_`` and
 their like, and what is named as ``out``. A result on a storage of its own is written whole. An operator that writes
-nothing and whose results lie on storages of its arguments is a view: no kernel runs.
+nothing and whose results are on storages of its arguments is a view: no kernel runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from loadmaster.executor.steps.layouts import fills
 
 aten = torch.ops.aten
 
-# A storage of so few bytes holds a number: a loss, an optimizer's count of steps. Numbers are no memory to speak of,
-# and whether they lie on the device or on the host differs from one optimizer to the next.
+# A storage of so few bytes holds a number: a loss, an optimizer's count of steps. Numbers take hardly any memory, and
+# whether they are on the device or on the host differs from one optimizer to the next.
 NUMBER_BYTES = 16
 
-# In place, without a look at what was there.
+# In-place operators that overwrite their argument without reading it.
 _OVERWRITING = frozenset(
     {
         "bernoulli_",
@@ -48,7 +48,7 @@ _UNSTATED: Mapping[str, tuple[int, ...]] = dict.fromkeys(
 )
 
 
-# Asks about a tensor, not for what is in it.
+# Operators that ask for a tensor's metadata, not for its values.
 _METADATA = ("dim", "is_contiguous", "is_non_overlapping_and_dense", "is_same_size", "is_strides_like_format", "layout")
 _METADATA_PREFIXES = ("sym_", "size", "stride")
 
@@ -58,7 +58,7 @@ _UNSTATED_VIEWS = ("_unsafe_view",)
 
 
 class Operands(NamedTuple):
-    """The tensors among an operator's arguments; one that is read and written is in both."""
+    """The tensors that an operator reads and those that it writes; one that is read and written is in both."""
 
     reads: list[Tensor]
     writes: list[Tensor]
@@ -66,7 +66,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class _Mutable:
-    """What a schema says: positions and names of arguments that are written, and those of ``out``."""
+    """Properties of an operator by its schema: arguments that it writes, by position and name, and those of ``out``."""
 
     positions: frozenset[int]
     names: frozenset[str]
@@ -105,7 +105,7 @@ def _mutable(func: Any) -> _Mutable:
 
 
 def tensors_in(value: object) -> list[Tensor]:
-    """The tensors of an argument or a result: alone, or in lists."""
+    """Tensors in an argument or a result: alone, or in lists."""
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []
@@ -119,38 +119,38 @@ def tensors_in(value: object) -> list[Tensor]:
 
 
 def writes_nothing(func: Any) -> bool:
-    """Whether the schema names no argument that is written."""
+    """Return whether an operator writes none of its arguments, by its schema."""
     return not _mutable(func)
 
 
 def asks_only(func: Any) -> bool:
-    """Whether it only asks for shape, device and the like."""
+    """Return whether an operator only asks for shape, device and the like."""
     return _mutable(func).asks_only
 
 
 def reads_all(func: Any) -> bool:
-    """Whether it reads the tensors that it is given, all of them, and writes none."""
+    """Return whether an operator reads every tensor that it is given, and writes none."""
     mutable = _mutable(func)
     return not (mutable.positions or mutable.names or mutable.shape_only)
 
 
 def is_view(func: Any) -> bool:
-    """Whether its results lie on the storage of an argument, and nothing is written."""
+    """Return whether an operator is a view: its results are on the storage of an argument, and nothing is written."""
     return _mutable(func).is_view
 
 
 def storage_bytes(tensor: Tensor) -> int:
-    """The size of a tensor's storage."""
+    """Size of a tensor's storage, bytes."""
     return tensor.untyped_storage().nbytes()
 
 
 def operands(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], size_of: Callable[[Tensor], int] = storage_bytes
 ) -> Operands:
-    """What an operator reads and writes of its arguments.
+    """Collect the tensors that an operator reads and writes among its arguments.
 
     Args:
-        size_of: bytes of a tensor's storage, for who keeps storages elsewhere.
+        size_of: bytes of a tensor's storage, for callers that keep storages elsewhere.
     """
     mutable = _mutable(func)
     found = Operands([], [])
@@ -168,7 +168,7 @@ def operands(
 
 
 def _add(found: Operands, tensor: Tensor, written: bool, size_of: Callable[[Tensor], int] | None) -> None:
-    """``size_of`` where what is written is written without a look at what was there."""
+    """Add a tensor to the operands; ``size_of`` is given where the operator overwrites it without reading."""
     if written:
         found.writes.append(tensor)
         if size_of is not None and fills_storage(tensor, size_of(tensor)):
@@ -177,12 +177,12 @@ def _add(found: Operands, tensor: Tensor, written: bool, size_of: Callable[[Tens
 
 
 def fills_storage(tensor: Tensor, size_bytes: int) -> bool:
-    """Whether writing the tensor leaves no byte of its storage of that size as it was."""
+    """Return whether writing the tensor overwrites every byte of its storage, which is of that size."""
     if tensor.numel() * tensor.element_size() != size_bytes:
         return False
     return tensor.is_contiguous() or fills(tensor.shape, tensor.stride())
 
 
 def allocates_only(func: Any) -> bool:
-    """Whether no kernel runs: ``empty`` and its like."""
+    """Return whether an operator runs no kernel: ``empty`` and its like."""
     return str(func).removeprefix("aten.").startswith(("empty", "new_empty"))

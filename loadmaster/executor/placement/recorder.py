@@ -1,8 +1,8 @@
 """Recording what one training step does to memory, operator by operator: forward, backward and optimizer.
 
 A dispatch mode sees every operator. Operators on lists are called for one tensor of each list after the other, as the
-pager runs them. What concerns only other devices, or numbers (:data:`~operands.NUMBER_BYTES`), and views are no
-operators of the step. Fake tensors do: nothing is asked of their values.
+pager runs them. Views, and operators that touch only other devices or numbers (:data:`~operands.NUMBER_BYTES`), are not
+operators of the step. Fake tensors are enough: nothing is asked of their values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from loadmaster.models.placement.problem import Role
 
 @dataclass(eq=False)
 class RecordedStorage:
-    """A piece of memory of the step.
+    """A storage that the recorded step uses.
 
     Attributes:
         name, role: what it is, as far as is known by now.
@@ -63,24 +63,24 @@ class RecordedOperator:
 
     @property
     def uses(self) -> frozenset[int]:
-        """What must be on the device while it runs."""
+        """Storages that must be on the device while the operator runs."""
         return self.reads | self.writes
 
 
 @dataclass
 class Recording:
-    """One step."""
+    """Operators and storages of one recorded step."""
 
     operators: list[RecordedOperator] = field(default_factory=list)
     storages: list[RecordedStorage] = field(default_factory=list)
 
 
 class Notes:
-    """Writes down operators that ran.
+    """Notes of the operators that ran, which make up a :class:`Recording`.
 
     Args:
-        is_on_device: of which tensors the storages count.
-        place: where in the model the operator comes from that is called now.
+        is_on_device: tells the tensors whose storages count.
+        place: gives the place in the model that calls the present operator.
         with_calls: whether operators are recorded with their arguments.
     """
 
@@ -96,7 +96,7 @@ class Notes:
         self._table = StorageTable[RecordedStorage](self._freed)
 
     def name(self, tensor: Tensor | None, name: str, role: Role) -> None:
-        """Say what a tensor is; nothing where it is no memory of the device."""
+        """Give a tensor's storage a name and a role; nothing happens where it is not memory of the device."""
         if tensor is None or tensor.layout != torch.strided:
             return
         # One that is known may be elsewhere by now.
@@ -107,7 +107,7 @@ class Notes:
             stored.name, stored.role = name, role
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> RecordedOperator | None:
-        """An operator that ran; None of one that is none of the step's."""
+        """Record an operator that ran; None of one that is not an operator of the step."""
         read, written = operands(func, args, kwargs)
         reads, writes = self._indices(read), self._indices(written)
         self._indices(tensors_in((*args, *kwargs.values())))  # what is given is not born
@@ -122,11 +122,11 @@ class Notes:
         return found
 
     def index(self, tensor: Tensor) -> int | None:
-        """Of the tensor's storage; None where it does not count or is not known."""
+        """Index of a tensor's storage; None where it does not count or is not known."""
         return self.number(tensor.untyped_storage())
 
     def number(self, storage: torch.UntypedStorage) -> int | None:
-        """Of a storage; None where it is not known."""
+        """Index of a storage; None where it is not known."""
         found = self._table.get(storage)
         return None if found is None else found.index
 
@@ -153,7 +153,7 @@ class Notes:
         stored.died = len(self.recording.operators)
 
     def _births(self, func: Any, result: object) -> frozenset[int]:
-        """The storages that nobody had before."""
+        """Record the result's storages that are new, and return their indices."""
         made = []
         for tensor in tensors_in(result):
             if self._counts(tensor) and self._table.get(tensor.untyped_storage()) is None:
@@ -169,7 +169,7 @@ class Notes:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that run while it is on."""
+    """Dispatch mode that notes the operators that run while it is on."""
 
     def __init__(self, notes: Notes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether all results lie on storages of the arguments, though no argument is written."""
+    """Return whether all results are on storages of the arguments."""
     given = {t.untyped_storage()._cdata for t in tensors_in((*args, *kwargs.values())) if t.layout == torch.strided}
     made = [t.untyped_storage()._cdata for t in tensors_in(result) if t.layout == torch.strided]
     return bool(made) and all(storage in given for storage in made)

@@ -1,4 +1,4 @@
-"""Operators on whole lists of tensors, as operators on one tensor of each list.
+"""Operators on whole lists of tensors, split into operators on one tensor of each list.
 
 Optimizers update all parameters by one operator (``_foreach_addcdiv_``, ``_fused_adamw_``), whose working set is the
 state of the whole model. Element by element its arithmetic is the same, so that it can run for one parameter after the
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _ONE_BY_ONE = ("_foreach_", "_fused_", "_amp_foreach_")
-# Of these the lists are one value: the results of single tensors are no part of it.
+# These compute one value of their lists, not one for each tensor.
 _WHOLE = ("_fused_dropout", "_fused_moving_avg_obs_fq_helper", "_fused_sdp_choice", "_fused_rms_norm")
 
 
@@ -48,7 +48,7 @@ def parts_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 
 def joined(results: Sequence[Any]) -> Any:
-    """The result of the whole, from those of its parts: lists one after the other, None where there is none."""
+    """Join the results of an operator's parts: lists one after the other, None where the parts return None."""
     if all(result is None for result in results):
         return None
     if all(isinstance(result, tuple) for result in results):  # several lists

@@ -1,4 +1,4 @@
-"""Storages by birth, never by address: an address is used again as soon as a storage dies."""
+"""Records of storages for as long as they live, not by address: an address is used again once a storage dies."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class StorageTable(Generic[_Record]):
         self._died = died
 
     def get(self, storage: torch.UntypedStorage) -> _Record | None:
-        """The record, None of a storage that is not known."""
+        """Return the record of a storage; None if the storage is not known."""
         found = self._records.get(storage._cdata)
         return None if found is None else found[1]
 
     def add(self, storage: torch.UntypedStorage, record: _Record) -> _Record:
-        """Know a storage from now on."""
+        """Keep a record of a storage until it dies."""
         key = storage._cdata
 
         def freed(_: object) -> None:
@@ -43,12 +43,12 @@ class StorageTable(Generic[_Record]):
         return record
 
     def living(self) -> Iterator[tuple[torch.UntypedStorage, _Record]]:
-        """All that are known, in the order in which they were added."""
+        """Iterate over the known storages and their records, in the order in which they were added."""
         for reference, record in list(self._records.values()):
             storage = reference()
             if storage is not None:
                 yield storage, record
 
     def clear(self) -> None:
-        """Know none any more."""
+        """Forget all storages, without calling ``died``."""
         self._records.clear()

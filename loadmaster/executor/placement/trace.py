@@ -1,4 +1,4 @@
-"""A recorded step as a placement problem.
+"""Conversion of a recorded step to a placement problem.
 
 Blocks are the storages of ``small_bytes`` and more. Smaller ones (biases, statistics) are not worth a move: what they
 take together, those that still matter while an operator runs, is part of that operator's workspace. So is what the
@@ -29,7 +29,7 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one operator: time and the memory that it takes for itself."""
+    """Time of one operator, and the memory that it takes for itself."""
 
     time_us: float
     workspace_bytes: int = 0
@@ -37,11 +37,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Trace:
-    """A problem, and what of the recorded step its numbers stand for.
+    """A placement problem, and the parts of the recorded step that its numbers stand for.
 
     Attributes:
-        blocks: of each block the recorded storage.
-        positions: of each recorded operator the operator that its time counts to.
+        blocks: the recorded storage of each block.
+        positions: for each recorded operator, the operator of the problem that its time counts to.
     """
 
     problem: PlacementProblem
@@ -58,7 +58,7 @@ def trace_of(
     small_bytes: int = SMALL_BYTES,
     budget_bytes: int | None = None,
 ) -> Trace:
-    """The problem of a step whose operators cost that much.
+    """Build the placement problem of a recorded step whose operators have these costs.
 
     Raises:
         InputError: all of its storages are small.
@@ -112,7 +112,7 @@ def trace_of(
 
 
 def costs_of(operators: Sequence[RecordedOperator], model: CostModel) -> list[Cost]:
-    """What a cost model says of each; equal calls are asked for once."""
+    """Ask a cost model for the cost of each operator; equal calls are asked for once."""
     graph = fx.Graph()  # one for all: a model may measure several of its operators together
     nodes: dict[Hashable, fx.Node | None] = {}
     keys = []
@@ -149,7 +149,7 @@ def _placed(indices: frozenset[int], place: Mapping[int, int]) -> tuple[int, ...
 
 
 def _living_bytes(recording: Recording, among: Sequence[int]) -> list[int]:
-    """What these storages take together while each operator runs, those whose contents still matter."""
+    """Bytes of these storages, those whose contents still matter, while each operator runs."""
     if not among:
         return [0] * len(recording.operators)
     place = {index: n for n, index in enumerate(among)}
@@ -162,7 +162,7 @@ def _living_bytes(recording: Recording, among: Sequence[int]) -> list[int]:
 
 
 def _held_bytes(recording: Recording) -> list[int]:
-    """What was made in the step and is not freed yet while each operator runs, though none reads it any more."""
+    """Bytes made in the step and not freed yet while each operator runs, though no operator reads them any more."""
     count = len(recording.operators)
     last = {index: n for n, operator in enumerate(recording.operators) for index in operator.uses}
     found = [0] * count

@@ -1,4 +1,4 @@
-"""The plain training step that is traced: forward, backward and the optimizer, as in a loop of the user's."""
+"""The plain training step that is traced: forward, backward and the optimizer, as in a user's loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadmaster.executor.steps.step_graph import tensors
 
 
 def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, micro_batches: int = 1) -> None:
-    """Drop the gradients of the step before, then forward and backward for each of the micro-batches.
+    """Drop the gradients of the step before, then run forward and backward for each micro-batch.
 
     Raises:
         InputError: there is no scalar loss, or nothing that needs a gradient.
@@ -38,7 +38,7 @@ def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, mi
 
 
 def update(optimizer: torch.optim.Optimizer | None) -> None:
-    """The optimizer's step, one parameter after the other."""
+    """Run the optimizer's step, one parameter after the other."""
     if optimizer is not None:
         with one_by_one(optimizer):
             optimizer.step()
@@ -46,7 +46,7 @@ def update(optimizer: torch.optim.Optimizer | None) -> None:
 
 @contextlib.contextmanager
 def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the optimizer update one parameter after the other, not all of them operator by operator.
+    """Let the optimizer update one parameter after the other, not all parameters operator by operator.
 
     A fused optimizer stays fused: its one operator is split (:mod:`loadmaster.executor.placement.splitting`).
     """
@@ -62,7 +62,7 @@ def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def name_resident(notes: Notes, model: nn.Module, batch: Batch) -> None:
-    """Say what was there before the step: parameters, buffers and the batch."""
+    """Name the storages that are there before the step: parameters, buffers and the batch."""
     for name, value in batch.named_leaves():
         for tensor in tensors(value):
             notes.name(tensor, f"input {name}", "input")
@@ -73,13 +73,13 @@ def name_resident(notes: Notes, model: nn.Module, batch: Batch) -> None:
 
 
 def name_gradients(notes: Notes, model: nn.Module) -> None:
-    """Say which storages are gradients."""
+    """Name the storages that are gradients."""
     for name, parameter in model.named_parameters():
         notes.name(parameter.grad, f"gradient of {name}", "gradient")
 
 
 def name_state(notes: Notes, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Say which storages are the optimizer's."""
+    """Name the storages of the optimizer's state."""
     if optimizer is None:
         return
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}

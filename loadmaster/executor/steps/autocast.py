@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import torch
 
-# What the dtype is where nobody asked for another: float16 cannot be told from no autocast at all.
+# The dtype where nobody asked for another: float16 cannot be told from no autocast at all.
 _DEFAULT = torch.float16
 
 
 @contextlib.contextmanager
 def autocast_without_cuda() -> Iterator[None]:
-    """What the caller's autocast for CUDA means, on a machine without CUDA; nothing on any other."""
+    """Let the CPU's autocast stand in for the caller's CUDA autocast on a machine without CUDA; else do nothing."""
     dtype = torch.get_autocast_dtype("cuda")
     asked = not torch.cuda.is_available() and dtype != _DEFAULT and not torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu", dtype) if asked else contextlib.nullcontext():

@@ -21,7 +21,7 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a step is called with: ``step(*args, **kwargs)``.
+    """Arguments of one call of a step: ``step(*args, **kwargs)``.
 
     Attributes:
         args: positional inputs; with a loss, the last one is its target.
@@ -42,11 +42,11 @@ class Batch:
 
 
 AnyBatch = Batch | Sequence[Any] | Mapping[str, Any]
-"""What a user may give as one batch."""
+"""Everything that a user may give as one batch."""
 
 
 def batch_of(given: AnyBatch) -> Batch:
-    """One batch: of a mapping by keyword, of a tuple or list positional.
+    """Make a :class:`Batch`: a mapping becomes inputs by keyword, a tuple or list positional inputs.
 
     Raises:
         InputError: a tensor was given, which would be taken apart into its rows, or something else that is neither.
@@ -69,7 +69,7 @@ def batch_of(given: AnyBatch) -> Batch:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a model's ``forward`` takes by keyword.
+    """Parameters that a model's ``forward`` takes by keyword.
 
     Attributes:
         names: of its parameters.
@@ -83,7 +83,7 @@ class Parameters:
 
     @classmethod
     def of(cls, model: nn.Module) -> Parameters:
-        """Of the model that is called, below ``torch.compile``."""
+        """Read the parameters of the model that is called, below ``torch.compile``."""
         signature = _signature(getattr(model, "_orig_mod", model).forward)
         if signature is None:
             return cls()
@@ -93,10 +93,10 @@ class Parameters:
         return cls(frozenset(p.name for p in named), needed, any(p.kind == p.VAR_KEYWORD for p in found))
 
     def is_call(self, given: Mapping[Any, Any]) -> bool:
-        """Whether a mapping is meant as keywords of ``forward``, not as one input: it names what ``forward`` needs.
+        """Return whether a mapping is meant as keywords of ``forward``, not as one input: it names what is needed.
 
-        A name too many says so, too: what is wrong with it is for the call to say. Unless ``forward`` takes one input
-        only: a mapping of several is that one.
+        It is also meant so with a name too many: the call reports that one. But where ``forward`` takes one input only,
+        a mapping of several is that input.
         """
         if not given or not all(isinstance(key, str) for key in given) or not self.needed <= given.keys():
             return False
@@ -107,7 +107,7 @@ class Parameters:
 
 
 def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
-    """The batch with a mapping that stands alone before the target, or alone, as the keywords that it is meant as.
+    """Make a batch for a model: a mapping alone, or alone before the target, becomes keywords where it is meant so.
 
     So a step can be called as ``step(batch)`` with a mapping, and ``({"input_ids": ...}, labels)`` is a batch.
     """
@@ -124,12 +124,12 @@ def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
 
 @dataclass(frozen=True)
 class Forward:
-    """What a model can be called with, without the model.
+    """Signature of a model's call, kept without the model.
 
     Attributes:
         model: the name of its class.
-        signature: of its ``forward``; None where anything may be given: what is not written in Python says nothing, and
-            hooks may give other arguments.
+        signature: of its ``forward``; None where anything may be given: a ``forward`` that is not written in Python has
+            no signature, and hooks may give other arguments.
     """
 
     model: str
@@ -137,7 +137,7 @@ class Forward:
 
     @classmethod
     def of(cls, model: nn.Module) -> Forward:
-        """Of a model as it is called."""
+        """Read the signature of a model's ``forward``, as it is called."""
         # A decorated forward may take more than what it decorates (transformers' return_dict).
         signature = None if model._forward_pre_hooks else _signature(model.forward, follow_wrapped=False)
         return cls(type(model).__name__, signature)

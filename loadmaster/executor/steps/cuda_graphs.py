@@ -1,9 +1,9 @@
-"""A step's two graphs as CUDA graphs, where the user asks for what ``torch.compile(mode="reduce-overhead")`` does.
+"""CUDA graphs of a step's two graphs, where the user asks for what ``torch.compile(mode="reduce-overhead")`` does.
 
 Each is recorded once and replayed from then on, so that a step takes as long as its kernels and not as long as their
 launches. PyTorch's own trees of CUDA graphs do it: both graphs share one pool of memory, in which the backward graph
-frees what the forward graph has saved, as it would without. What they return lies in that pool: a loss and gradients
-are read before the next step begins.
+frees what the forward graph has saved, as it would without. What they return is in that pool: a loss and gradients
+must be read before the next step begins.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ logger = logging.getLogger(__name__)
 
 
 class CudaGraphs:
-    """Makes CUDA graphs of what is compiled of one step's forward graph, and of its backward graph.
+    """Compiler of one step that turns its compiled forward graph and its compiled backward graph into CUDA graphs.
 
-    Where one cannot be, the log says why, and it runs as compiled.
+    Where a graph cannot be recorded, the log says why, and it runs as compiled.
 
     Args:
-        compile_forward, compile_backward: what compiles them.
+        compile_forward, compile_backward: compilers of the two graphs.
     """
 
     def __init__(self, compile_forward: Compiler, compile_backward: Compiler) -> None:
         self._compile_forward, self._compile_backward = compile_forward, compile_backward
         self._device: int | None = None
-        """Where the forward graph is replayed."""
+        """Index of the device that replays the forward graph."""
 
     def forward(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The forward graph: parameters and buffers stay where they are, the batch is copied in at each step."""
+        """Compile the forward graph: parameters and buffers stay in place, the batch is copied in at each step."""
         context = TracingContext.try_get()
         assert context is not None and context.fw_metadata is not None, "inside AOTAutograd"
         static = list(context.fw_metadata.static_input_indices)
@@ -52,7 +52,7 @@ class CudaGraphs:
         return self._graphed(module, inputs, static, why, is_backward=False)
 
     def backward(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The backward graph: what was saved for it stays where the forward graph has made it."""
+        """Compile the backward graph: what was saved for it stays where the forward graph has made it."""
         if self._device is None:
             return self._compile_backward(module, inputs)
         static = list(range(count_tangents(module)))
@@ -89,7 +89,7 @@ class CudaGraphs:
         return replayed
 
     def _after_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Tells PyTorch that the backward pass has come: from now on the next forward pass begins anew."""
+        """Wrap a compiled backward pass so that it tells PyTorch of its start: the next forward pass is a new step."""
         assert self._device is not None
         device = self._device
 
@@ -104,7 +104,7 @@ class CudaGraphs:
 
 
 def why_not(module: fx.GraphModule, static: Collection[int]) -> str | None:
-    """Why a graph cannot be a CUDA graph; None where it can.
+    """Return why a graph cannot be a CUDA graph; None where it can.
 
     Args:
         static: places of inputs that stay where they are from step to step.

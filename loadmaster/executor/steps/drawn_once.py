@@ -1,9 +1,9 @@
-"""Keeps PyTorch's own partition from drawing random numbers a second time.
+"""Guard that keeps PyTorch's own partition of a joint graph from drawing random numbers a second time.
 
 With ``activation_memory_budget`` below 1 the partition may compute again in the backward pass what the forward pass has
 drawn, seeds most of all: the gradient is then that of another dropout mask (PyTorch issue 190758, in 2.11 to 2.13). At
 0 it keeps nothing but inputs, whatever anybody marks, so that the least budget here is a little more. PyTorch also
-takes two draws alike for one, but for those of a list.
+merges two equal draws into one, except for the operators of a list.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from loadmaster.executor.steps.one_graph.patched import Change, patched
 from loadmaster.executor.steps.step_graph import draws, is_random
 
 LEAST_BUDGET = 1e-6
-"""Of what a step keeps; nothing a step keeps is so little of it."""
+"""Smallest ``activation_memory_budget``: a share of what a step keeps, less than any single tensor of it."""
 _RECOMPUTE = "recompute"  # metadata key of the partition
 _BY_USER = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class _DrawingOperators:
-    """Stands in for PyTorch's list of operators of which no two nodes are one: whatever draws random numbers."""
+    """Stand-in for PyTorch's list of operators whose nodes are never merged: all operators that draw random numbers."""
 
     def __contains__(self, target: object) -> bool:
         if not isinstance(target, torch._ops.OpOverloadPacket):
@@ -45,10 +45,10 @@ EACH_DRAW_ITS_OWN: Change = (compile_utils, "rand_ops", _DrawingOperators())
 
 
 class KeptDraws(CustomGraphPass):
-    """The pass that has the partition keep what is drawn. It runs after those that the user has set.
+    """Graph pass that has the partition keep what is drawn. It runs after the passes that the user has set.
 
     Args:
-        before: the user's.
+        before: the user's passes.
     """
 
     def __init__(self, before: Sequence[Callable[[fx.Graph], None]]) -> None:
@@ -61,13 +61,13 @@ class KeptDraws(CustomGraphPass):
         keep_draws(graph)
 
     def uuid(self) -> Any:
-        """Enters the keys of Inductor's caches; None, which is for no caching, where a pass of the user's has none."""
+        """Key of the pass in Inductor's caches; None, which turns caching off, where a user's pass has no key."""
         each = [run.uuid() if isinstance(run, CustomGraphPass) else None for run in self._before]
         return None if not all(each) else (get_hash_for_files((__file__, step_graph.__file__)), *each)
 
 
 def keep_draws(graph: fx.Graph) -> None:
-    """Mark what a joint graph draws, so that no partition of it draws it again.
+    """Mark the random draws of a joint graph, so that no partition of it draws them again.
 
     What the user's checkpoints compute again is left to them: PyTorch puts the generator back for those.
     """
@@ -80,13 +80,13 @@ def keep_draws(graph: fx.Graph) -> None:
 
 
 def _results(node: fx.Node) -> list[fx.Node]:
-    """Tensors that are taken out of a node of several results; none of a node of one."""
+    """Tensors that ``getitem`` takes out of a node of several results; empty for a node of one result."""
     taken = [user for user in node.users if user.target is operator.getitem]
     return [result for result in taken if isinstance(result.meta.get("val"), torch.Tensor)]
 
 
 def _keep_result(graph: fx.Graph, result: fx.Node) -> None:
-    """Of several results each is marked, through a name of its own: PyTorch heeds no mark of a ``getitem``."""
+    """Mark one of several results through a ``detach`` of its own: PyTorch heeds no mark of a ``getitem``."""
     with graph.inserting_after(result):
         kept = graph.call_function(torch.ops.aten.detach.default, (result,))
     kept.meta.update(result.meta)
@@ -98,9 +98,9 @@ _choose_saved_values = partitioners.choose_saved_values_set
 
 
 def _saved_tensors(joint_graph: fx.Graph, node_info: Any, memory_budget: float = 1) -> list[fx.Node]:
-    """PyTorch's choice of what the backward pass is given, with the results of a node in place of the node itself.
+    """PyTorch's choice of the tensors saved for the backward pass, with a node's results in place of the node itself.
 
-    It chooses nodes of several results, which no backward pass can be given, where nothing else is costly to compute.
+    PyTorch chooses nodes of several results, which cannot be saved, where nothing else is costly to compute.
     """
     found: dict[fx.Node, None] = {}
     for node in _choose_saved_values(joint_graph, node_info, memory_budget):
@@ -114,7 +114,7 @@ TENSORS_SAVED: Change = (partitioners, "choose_saved_values_set", _saved_tensors
 
 
 def warn_of_users_budget() -> None:
-    """Say, if the user has set a budget below 1, what steps compiled under it without this module come to."""
+    """Warn, if the user has set a budget below 1, of wrong gradients in steps compiled without this module."""
     budget = functorch_config.activation_memory_budget
     if budget < 1:
         warnings.warn(
@@ -131,7 +131,7 @@ def compile_drawing_once(
     inner_compile: Callable[..., Any],
     patches: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Inductor's ``compile_fx``, under PyTorch's own partition.
+    """Compile with Inductor's ``compile_fx`` under PyTorch's own partition, which draws random numbers once.
 
     Args:
         patches: of Inductor's settings.

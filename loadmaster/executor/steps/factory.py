@@ -1,4 +1,4 @@
-"""``MODULE:FACTORY``: the user's function that makes a model, called so that what goes wrong in it is told as theirs.
+"""``MODULE:FACTORY``: the user's function that makes a model, called so that its errors are reported as the user's.
 
 One message names their exception and its place; the command's ``--verbose`` shows the whole traceback.
 """
@@ -36,7 +36,7 @@ _OTHERS = tuple(
 
 
 def load_factory(spec: str) -> Callable[[], Any]:
-    """The function that ``MODULE:FUNCTION`` names; modules of the current directory are found.
+    """Import the function that ``MODULE:FUNCTION`` names; modules of the current directory are found.
 
     Raises:
         InputError: no such module or function, or the module's own code fails.
@@ -64,7 +64,7 @@ def load_factory(spec: str) -> Callable[[], Any]:
 
 
 def call_factory(spec: str, device: torch.device) -> tuple[Any, Any, Any]:
-    """Model, batch and loss (None where the factory gives none), made on that device.
+    """Make the model, the batch and the loss (None where the factory gives none) on the given device.
 
     Raises:
         InputError: the factory cannot be used, or fails.
@@ -80,10 +80,10 @@ def call_factory(spec: str, device: torch.device) -> tuple[Any, Any, Any]:
 
 
 def device_named(name: str) -> torch.device:
-    """The device, which is there.
+    """Return the device of that name, after a check that it is present.
 
     Raises:
-        InputError: it is none, or is not there.
+        InputError: there is no such device, or it is not present.
     """
     try:
         device = torch.device(name)
@@ -96,13 +96,13 @@ def device_named(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def users_code(spec: str, *, entirely: bool = False) -> Iterator[None]:
-    """Where code of the user's fails within the block, one message says so; what fails elsewhere passes.
+    """Turn an error of the user's code within the block into one message; errors of other code pass.
 
     Args:
-        entirely: nothing but their code, and what they call, runs here.
+        entirely: nothing but the user's code, and what it calls, runs here.
 
     Raises:
-        InputError: naming their exception and its place.
+        InputError: naming the user's exception and its place.
     """
     try:
         yield
@@ -134,7 +134,7 @@ def _shown(path: str) -> str:
 
 
 def report(error: LoadmasterError, *, verbose: bool) -> int:
-    """Tell what went wrong, once; returns the exit status."""
+    """Write an error to stderr, with its cause's traceback if ``verbose``; return the exit status."""
     if verbose and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
     sys.stderr.write(f"error: {error}\n")

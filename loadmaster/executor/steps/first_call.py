@@ -1,10 +1,10 @@
-"""What a model makes in its first call, and finds in all others: tables of positions, hooks under a lock.
+"""First call of a model, which makes what all later calls find: tables of positions, hooks under a lock.
 
     if self.rel_indices is None: self.rel_indices = ...    # ConViT
     with _hook_installation_lock: ...                      # transformers: SegFormer, Wav2Vec2 for sequences
 
-Traced before that call, a step is another one than those that train, or none at all. Where a trace ended, the model is
-called once, as its user would call it: forward only, without gradients.
+A step that is traced before that call differs from the steps that train, or cannot be traced. So where a trace failed,
+the model is called once, as its user would call it: forward only, without gradients.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
-    """Call the model once; its values, gradients and random numbers are as they were, but for what it makes.
+    """Call the model once; its values, gradients and random numbers stay as they are, except for what it makes.
 
     Returns:
-        Whether that went well. Among ranks nothing is called: others would have to call it, too.
+        True if the call succeeded. Among ranks nothing is called: the other ranks would have to call it, too.
     """
     if is_among_ranks():
         return False
@@ -51,6 +51,6 @@ def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
 
 
 def _of_another_shape(now: _Tensors, before: _Tensors) -> _Tensors:
-    """Tensors that stand for none, or for others of another shape: no statistics of a batch, no state."""
+    """Select tensors that replace None, or tensors of another shape: so no batch statistics and no state."""
     shapes = {name: None if tensor is None else tensor.shape for name, tensor in before.items()}
     return {name: tensor for name, tensor in now.items() if tensor is not None and tensor.shape != shapes.get(name)}

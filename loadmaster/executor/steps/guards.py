@@ -1,4 +1,4 @@
-"""The guards of a call: everything that decides which graph a step becomes, beside the model's own code.
+"""Guards of a call: everything except the model's own code that decides which graph a step becomes.
 
 A plan is for one graph. When a call becomes another one, the difference to the planned call is what the user needs to
 hear; and a call whose guards are known to have no plan need not be traced again to find out.
@@ -15,11 +15,11 @@ from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step_graph import tensors
 
 Guards = Mapping[str, str]
-"""By name in the user's words: what it is. Calls with equal guards become equal graphs."""
+"""Description of every guarded thing, by its name in the user's words. Equal guards give equal graphs."""
 
 
 def guards_of(model: nn.Module, batch: Batch) -> Guards:
-    """Of a call of the model with this batch, now."""
+    """Collect the guards of a call of the model with this batch in its present state."""
     found = {f"input {name}": _described(value) for name, value in batch.named_leaves()}
     devices = {t.device.type for t in (*model.parameters(), *tensors(batch))}
     for device in sorted(devices - {"meta"}):
@@ -33,7 +33,7 @@ def guards_of(model: nn.Module, batch: Batch) -> Guards:
 
 
 def differences(planned: Guards, now: Guards, most: int = 3) -> str:
-    """What differs, in words, at most so many; empty if nothing does."""
+    """Describe the guards that differ, at most so many; empty if none does."""
     names = [n for n in (*planned, *(n for n in now if n not in planned)) if planned.get(n) != now.get(n)]
     told = [f"{n} is {now.get(n, 'missing')}, planned for {planned.get(n, 'none')}" for n in names[:most]]
     return "; ".join([*told, f"{len(names) - most} more"] if len(names) > most else told)

@@ -1,4 +1,4 @@
-"""The host link of a problem: measured where the device is, from the catalogue where it is not."""
+"""Host link of a problem: measured where the device is present, else from the catalogue of hardware."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def host_link(device: torch.device, hardware: str | None = None, *, compiled: bo
 
 
 def measured_link(device: torch.device, *, compiled: bool) -> HostLink:
-    """Pinned copies of 256 MiB in each direction on their own, the median of nine; room for half the host's memory.
+    """Measure pinned copies of 256 MiB, one direction at a time, median of nine; room for half the host's memory.
 
     What a cut costs depends on what would have been one kernel, so no small graph stands for a model's. It is put
     together: launches, at what they cost on such a device, and bytes, at what a pass over device memory reaches here.
@@ -71,7 +71,7 @@ def measured_link(device: torch.device, *, compiled: bool) -> HostLink:
 
 
 def host_bytes() -> int:
-    """The host's memory, or what the container may have of it."""
+    """Bytes of the host's memory, or of the part that the container may use."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
     return min(total, int(limit)) if limit.isdigit() else total

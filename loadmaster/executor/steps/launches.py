@@ -1,4 +1,4 @@
-"""Kernels of compiled code launched without what Inductor asks before each launch.
+"""Direct launches of compiled kernels, without the checks that Inductor makes before each launch.
 
 Inductor's object around a Triton kernel asks at every launch whether the kernel is still to be tuned, dumped or traced.
 A step of small kernels takes as long as the host needs to launch them, and that is 10 to 15 % of it: 84 ms for 93
@@ -21,7 +21,7 @@ SKIPS_BY_ITSELF = hasattr(CachingAutotuner, "_build_fast_launcher")
 
 
 class Launched:
-    """Stands for a kernel in a module that Inductor wrote.
+    """Stand-in for a kernel in a module that Inductor wrote.
 
     Attributes:
         run: its launcher.
@@ -35,14 +35,14 @@ class Launched:
 
 @contextlib.contextmanager
 def noting_modules(modules: list[ModuleType]) -> Iterator[None]:
-    """Inside, note the modules that Inductor writes for graphs, or finds written; each once."""
+    """Note the modules that Inductor writes for graphs, or finds written, inside the block; each once."""
     known = len(PyCodeCache.modules)
     yield
     modules += [m for m in PyCodeCache.modules[known:] if hasattr(m, "call") and m not in modules]
 
 
 def launch_directly(modules: Iterable[ModuleType]) -> None:
-    """From now on the kernels of these modules are launched directly: of code that has run once."""
+    """Launch the kernels of these modules directly from here on; the modules must have run once."""
     if SKIPS_BY_ITSELF:
         return
     for module in modules:
@@ -52,7 +52,7 @@ def launch_directly(modules: Iterable[ModuleType]) -> None:
 
 
 def _launcher_of(held: Any) -> Callable[..., None] | None:
-    """What launches a kernel as it was tuned; None of what is none, or has more to do at a launch than that."""
+    """Launcher of a tuned kernel; None for other objects, and for kernels whose launch does more than start them."""
     if type(held) is not CachingAutotuner or len(held.launchers) != 1:
         return None
     if held.triton_interpret or held.dump_launch_params or held.dump_launch_tensors:

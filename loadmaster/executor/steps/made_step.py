@@ -1,4 +1,4 @@
-"""A model as a factory makes it, and how it trains: what the commands of all captured kinds ask, and how they end."""
+"""Models from a user's factory, and how they train: arguments and ending that all capture commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def parser(purpose: str) -> argparse.ArgumentParser:
-    """The arguments of every kind's command."""
+    """Make the parser of arguments that the capture command of every kind takes."""
     p = argparse.ArgumentParser(prog="loadmaster capture", description=purpose)
     p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     p.add_argument("-o", "--output", metavar="PROBLEM.json", help="- or none: standard output")
@@ -39,7 +39,7 @@ def parser(purpose: str) -> argparse.ArgumentParser:
 
 
 def add_model_arguments(p: argparse.ArgumentParser) -> None:
-    """What says how a model is made and trains."""
+    """Add the arguments that say how a model is made and trains."""
     p.add_argument("--name", help="name of the problem (default: the model's class)")
     p.add_argument("--device", default="cpu", help="where to build the model and trace it (default: cpu)")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="none", help="whose state counts as resident")
@@ -49,7 +49,7 @@ def add_model_arguments(p: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class MadeStep:
-    """What a factory made, and how it trains."""
+    """Model, batch and loss that a factory made, with optimizer and precision."""
 
     model: nn.Module
     batch: AnyBatch
@@ -59,7 +59,7 @@ class MadeStep:
 
 
 def make_step(arguments: argparse.Namespace) -> MadeStep:
-    """Call the factory.
+    """Call the factory that the arguments name.
 
     Raises:
         InputError: the factory or the device cannot be used.
@@ -73,14 +73,14 @@ def make_step(arguments: argparse.Namespace) -> MadeStep:
 
 
 def write_captured(arguments: argparse.Namespace, captured: Callable[[], Problem]) -> None:
-    """Capture, write the document, and say how much it needs.
+    """Capture a problem, write its document, and print its summary to stderr.
 
     Raises:
         InputError: the output cannot be written.
     """
     output = None if arguments.output in (None, "-") else arguments.output
     expect_writable(output, "-o")
-    # What the model itself prints is no document.
+    # What the model itself prints is not part of the document.
     with contextlib.redirect_stdout(sys.stderr):
         problem = captured()
     text = json.dumps(write_problem(problem)) + "\n"
@@ -95,7 +95,7 @@ def write_captured(arguments: argparse.Namespace, captured: Callable[[], Problem
 def finish(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None], argv: Sequence[str] | None
 ) -> int:
-    """Run a command; returns its exit status."""
+    """Run a command and return its exit status, with Loadmaster's errors reported on stderr."""
     arguments = parser.parse_args(argv)
     try:
         run(arguments)

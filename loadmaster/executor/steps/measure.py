@@ -1,4 +1,4 @@
-"""Measuring a training step: the peak of its memory and its time.
+"""Measurement of a training step: its peak memory and its time.
 
 On CUDA the peak is the caching allocator's, over all timed steps. On the CPU every allocation and release of PyTorch's
 allocator is counted during one step (through the profiler's memory events), on top of what is resident when it starts:
@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a step took.
+    """Memory and time of a step as measured.
 
     Attributes:
         peak_bytes: highest allocated bytes during the step, resident ones included.
@@ -71,7 +71,7 @@ def measure(
 
 
 def times_us(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Times of steps one after another, us."""
+    """Times of consecutive steps, us: by :func:`queued_us` on CUDA, else by the wall clock."""
     if device.type == "cuda":
         return queued_us(run, repeats)
     times = []
@@ -113,11 +113,11 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
 
 
 def queued_us(run: Callable[[], object], repeats: int) -> list[float]:
-    """Times of steps one after another on the current CUDA device, us: each that of the device or of the processor.
+    """Times of consecutive steps on the current CUDA device, us: the longer of the device's and the processor's.
 
     They are queued as in training: waiting for each step would count the launches that lead up to the next one's first
-    kernels. In training it is the slower of the two that decides. Of a few steps the device would tell less: it still
-    has kernels to run that were launched before.
+    kernels. In training the slower of the two decides. Over a few steps the device alone would show less: it still has
+    kernels to run that were launched before.
     """
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
     launched = [time.perf_counter()]

@@ -16,7 +16,7 @@ _library = torch.library.Library("loadmaster", "FRAGMENT")  # type: ignore[no-un
 
 
 def operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """An operator without a gradient, for every device.
+    """Register a custom operator without a gradient, for every device.
 
     Args:
         schema: PyTorch's, "name(Tensor x, ...) -> Tensor"; what is written to is marked there, "Tensor(a!) y".

@@ -1,4 +1,4 @@
-"""Pinned host memory for offloaded results: made once, used again in every step.
+"""Pinned host memory for offloaded results: allocated once, used again in every step.
 
 Pinning a gibibyte takes a good part of a second, so blocks are cut from slabs that live as long as the process, and a
 block returns to its pool when the last tensor on it dies. PyTorch's own cache of pinned memory rounds every request up
@@ -28,7 +28,7 @@ class _Slab:
 
 
 class HostPool:
-    """Blocks of host memory by size.
+    """Pool of blocks of host memory, by size.
 
     Whoever copies into a block that was in use before must do so in an order that lets earlier copies from it finish
     first: one pool serves one copy stream.
@@ -50,11 +50,11 @@ class HostPool:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all slabs."""
+        """Bytes of all slabs, free blocks included."""
         return sum(s.memory.numel() for s in self._slabs)
 
     def take(self, size_bytes: int) -> torch.Tensor:
-        """A block that comes back by itself when nobody holds it any more.
+        """Lend a block, which returns to the pool by itself when nobody holds it any more.
 
         Returns:
             uint8 [size_bytes], uninitialized.
@@ -73,7 +73,7 @@ class HostPool:
         return torch.frombuffer(block, dtype=torch.uint8)
 
     def fits(self, size_bytes: int, more_bytes: int) -> bool:
-        """Whether a block can be had with at most so many bytes of new slabs."""
+        """Return whether a block can be had with at most so many bytes of new slabs."""
         with self._lock:
             if self._free.get(size_bytes):
                 return True
@@ -91,7 +91,7 @@ class HostPool:
     def _cut(self, size_bytes: int) -> int:
         length = self._length(size_bytes)
         if not self._lent:
-            # Another plan's blocks: cut anew what nobody uses.
+            # Another plan's blocks: nobody uses them, so cut the slabs again.
             self._free.clear()
             for slab in self._slabs:
                 slab.used_bytes = 0
@@ -113,7 +113,7 @@ class HostPool:
         return max(self.slab_bytes, 1 << (length - 1).bit_length())
 
     def _aligned(self, size_bytes: int) -> torch.Tensor:
-        """A slab that begins at a multiple of the alignment, if more is asked for than blocks have anyway."""
+        """Pin a slab that begins at a multiple of the alignment, if that is more than blocks have anyway."""
         memory = self._pin(size_bytes)
         if self.alignment_bytes > _ALIGNMENT_BYTES and memory.data_ptr() % self.alignment_bytes:
             memory = self._pin(size_bytes + self.alignment_bytes)  # pinned memory hardly ever comes here
@@ -135,5 +135,5 @@ class HostPool:
 
 @cache
 def pool_of(device_index: int) -> HostPool:
-    """The pool that the copies of one CUDA device use."""
+    """Return the pool that the copies of one CUDA device use."""
     return HostPool()

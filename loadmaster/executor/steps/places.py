@@ -1,4 +1,4 @@
-"""Where in the user's model a graph node comes from: the path of the module that ran it, and the line of its code.
+"""Place in the user's model that a graph node comes from: the path of the module that ran it, and its line of code.
 
 Dynamo records both for every node that it traces, and AOTAutograd hands them to the node's backward. What has neither
 (gradients that are summed, nodes that a pass has made) has the place of what it reads.
@@ -57,12 +57,12 @@ def places(step_graph: StepGraph) -> dict[fx.Node, Place]:
 
 
 def first_known(known: Iterable[Place]) -> Place:
-    """The first of these that says something."""
+    """Return the first place that names a module or a line; else :data:`NOWHERE`."""
     return next((place for place in known if place != NOWHERE), NOWHERE)
 
 
 def _module(node: fx.Node) -> str | None:
-    """The path below the model; the model's class name for what no submodule runs, ``loss`` for the loss."""
+    """Module path of a node below the model; the model's class where no submodule runs it, ``loss`` for the loss."""
     stack = next((node.meta[key] for key in _STACKS if node.meta.get(key)), None)
     if stack is None:
         return None
@@ -77,13 +77,13 @@ def _module(node: fx.Node) -> str | None:
 
 
 def _path(written: str) -> tuple[str, ...]:
-    """``L['step'].model.layers[0]`` as step, model, layers, 0; the mark of a repeated call is left out."""
+    """Split ``L['step'].model.layers[0]`` into step, model, layers, 0; the mark of a repeated call is left out."""
     parts = _ITEM.sub(r".\1", written.removeprefix("L")).split(".")
     return tuple(name for part in parts if (name := part.partition("@")[0]) and name not in _WRAPPERS)
 
 
 def _source(node: fx.Node) -> str | None:
-    """The innermost line of code that is neither PyTorch's nor ours."""
+    """Innermost line of a node's stack that belongs to neither PyTorch nor Loadmaster, as ``file.py:line``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     lines = [(file, line) for file, line in frames if not file.startswith(_NOT_THE_MODELS)]
     return f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else None

@@ -1,4 +1,4 @@
-"""What is in memory before a step starts: parameters, buffers, inputs, gradients and the optimizer's state."""
+"""Memory in use before a step starts: parameters, buffers, inputs, gradients and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the optimizer's state."""
+    """Bytes of the optimizer's state, present or as its first step will make it."""
     states = optimizer_states(optimizer)
     if optimizer.state:
         return _storage_bytes(t for held in states.values() for t in held)
@@ -29,10 +29,11 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[torch.Tensor]]:
-    """Of every parameter the tensors of its state: as they are, or, before the first step, as one would make them.
+    """State tensors of every parameter: as they are, or, before the first step, as that step would make them.
 
-    What is not there yet has no memory (device meta). Of one that trainers have wrapped (accelerate, Lightning) it is
-    that of its ``optimizer``. An optimizer that cannot step there has only what it has, and the log says so.
+    State that does not exist yet is on device meta, without memory. For an optimizer that a trainer has wrapped
+    (accelerate, Lightning), the state is that of its ``optimizer``. For one that cannot step on meta, the result is
+    empty, and the log says so.
     """
     if optimizer.state:
         return {p: list(tensors(list(state.values()))) for p, state in optimizer.state.items()}
@@ -58,14 +59,14 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, lis
 
 
 def own_bytes(model: nn.Module, batch: AnyBatch) -> int:
-    """Parameters, buffers and inputs."""
+    """Bytes of parameters, buffers and inputs, each storage once."""
     return _storage_bytes((*model.parameters(), *model.buffers(), *tensors(batch)))
 
 
 def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
-    """What the allocator holds on the device without gradients.
+    """Bytes that the CUDA allocator holds on the device, without gradients.
 
-    It counts what nobody else can: workspaces that libraries keep per thread, and whatever else the process holds.
+    They include workspaces that libraries keep per thread, and whatever else the process holds.
     """
     probe = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
@@ -75,8 +76,8 @@ def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
 
 
 def allocated_bytes(held: Iterable[torch.Tensor]) -> int:
-    """What the allocator has handed out for these tensors. A block of CUDA's can be a MiB larger than what was asked
-    for: with those of two hundred gradients that makes 20 MiB."""
+    """Bytes that the allocator has handed out for these tensors. A CUDA block can be a MiB larger than was asked for:
+    over two hundred gradients that makes 20 MiB."""
     distinct = one_of_each_storage(held)
     blocks: dict[int, int] = {}
     if any(t.is_cuda for t in distinct) and torch.cuda.get_allocator_backend() == "native":  # others have no blocks
@@ -89,14 +90,14 @@ def allocated_bytes(held: Iterable[torch.Tensor]) -> int:
 
 
 def device_of(model: nn.Module, batch: AnyBatch) -> torch.device:
-    """The device of the first parameter, or of the first input."""
+    """Device of the first parameter, else of the first input, else the CPU."""
     for tensor in chain(model.parameters(), tensors(batch)):  # one is enough, in every step
         return tensor.device
     return torch.device("cpu")
 
 
 def one_of_each_storage(held: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors that share none: of those of one storage the last."""
+    """Tensors of distinct storages: the last one of each storage."""
     return list({t.untyped_storage()._cdata: t for t in held}.values())
 
 

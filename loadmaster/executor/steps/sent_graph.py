@@ -1,6 +1,6 @@
-"""Dynamo's graph of a step as bytes, so that another process can compile it: tensors are sent as fakes of them.
+"""Dynamo's graph of a step as bytes, so that another process can compile it: tensors are sent as fake tensors.
 
-What decides, beside the graph, how it is compiled goes along: the settings of PyTorch and of Inductor.
+The settings of PyTorch and of Inductor, which also decide how it is compiled, go along.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ATTENTIONS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 
 
 def sent(module: fx.GraphModule) -> bytes:
-    """The graph and what it is called with.
+    """Pickle the graph and the fake tensors that it is called with.
 
     Raises:
-        Exception: of many kinds: something in it cannot be sent.
+        Exception: of many kinds, where something in it cannot be sent.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -49,7 +49,7 @@ def sent(module: fx.GraphModule) -> bytes:
 
 
 def _no_view(fake: Any) -> Any:
-    """The same place in the same memory. Of a view, some versions of PyTorch cannot send what it is a view of."""
+    """Make an equal fake tensor of the same storage that is not a view: some PyTorch versions cannot send the base."""
     if not isinstance(fake, FakeTensor) or not fake._is_view():
         return fake
     with fake.fake_mode, torch.no_grad():
@@ -59,7 +59,7 @@ def _no_view(fake: Any) -> Any:
 
 
 def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[Any]]:
-    """The graph as a backend of torch.compile gets it, and fakes of what it is called with."""
+    """Unpickle the graph, as a backend of torch.compile gets it, and the fake tensors that it is called with."""
     module, inputs = cast(tuple[Any, list[Any]], GraphPickler.loads(data, mode))
     module.meta["dynamo_compile_id"] = CompileId(frame_id=0, frame_compile_id=0)
     module._param_name_to_source = {}
@@ -70,14 +70,14 @@ def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[An
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """What decides, beside a graph, how it is compiled.
+    """Settings of PyTorch that decide how a graph is compiled.
 
     Attributes:
         autocast: by kind of device, whether it is on, and its type.
         flags, attentions: by name; those that this PyTorch has.
         inductor, functorch: their configuration, as far as it can be sent.
         device: the current CUDA device, where there is one.
-        threads: those of the CPU's operators: loops are written for as many.
+        threads: number of them for operators on the CPU: loops are written for as many.
     """
 
     autocast: Mapping[str, tuple[bool, torch.dtype]]
@@ -94,7 +94,7 @@ class TorchSettings:
 
     @classmethod
     def here(cls) -> TorchSettings:
-        """Those of this thread, now."""
+        """Read the settings that this thread has at present."""
         flags: dict[str, bool | str] = {}
         for name in _FLAGS:
             with contextlib.suppress(AttributeError, RuntimeError):
@@ -117,12 +117,12 @@ class TorchSettings:
         )
 
     def take(self) -> None:
-        """Make them those of this thread, for good."""
+        """Set them in this thread, for good."""
         if self.device is not None:
             torch.cuda.set_device(self.device)
         torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.dtype)
-        # To say once more what is said already is another setting.
+        # Setting an equal value again would count as another setting.
         if torch.get_float32_matmul_precision() != self.products:
             torch.set_float32_matmul_precision(self.products)
         torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])

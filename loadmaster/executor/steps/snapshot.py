@@ -1,4 +1,4 @@
-"""A PyTorch memory snapshot of one measured step, for https://pytorch.org/memory_viz.
+"""PyTorch memory snapshot of one measured step, for https://pytorch.org/memory_viz.
 
 ``loadmaster show --snapshot`` writes the planned memory in the same form.
 """
@@ -16,12 +16,12 @@ MAX_ENTRIES = 100_000  # events; a step has a few thousand
 
 
 def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Every allocation and release of one step with the Python lines they come from.
+    """Record every allocation and release of one step, with the Python lines they come from.
 
     PyTorch's memory history is on during the step and off afterwards.
 
     Returns:
-        What ``torch.cuda.memory._snapshot()`` gives; pickle it.
+        The result of ``torch.cuda.memory._snapshot()``; pickle it.
 
     Raises:
         InputError: the device is not a CUDA device.

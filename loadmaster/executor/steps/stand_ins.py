@@ -2,7 +2,7 @@
 
 Tracing needs a device, since PyTorch derives no gradient on meta for some operators. So every tensor without values has
 a stand-in on the CPU for as long as the trace takes. Nothing writes to it or reads it, and memory that is not touched
-takes none of the machine's.
+takes no physical memory.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from loadmaster.executor.steps.batch import Batch
 
 
 def has_no_values(value: object) -> bool:
-    """Whether it is a tensor that nothing can be computed with."""
+    """Return whether a value is a tensor on the meta device or a fake tensor."""
     return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))
 
 
 def lacks_values(model: nn.Module, batch: Batch) -> bool:
-    """Whether a parameter, a buffer or an input has no values."""
+    """Return whether a parameter, a buffer or an input has no values."""
     return any(map(has_no_values, (*model.parameters(), *model.buffers(), *pytree.tree_leaves(_parts(batch)))))
 
 
 @contextlib.contextmanager
 def standing_in_for_values(modules: list[nn.Module], batch: Batch, device: str = "cpu") -> Iterator[Batch]:
-    """The batch to trace with. The modules have stand-ins inside, and their own tensors again afterwards.
+    """Give the batch to trace with, and the modules stand-ins inside the block for their tensors without values.
 
     Args:
-        device: of the stand-ins. Where memory that is not touched does take some, all parameters have one storage.
+        device: of the stand-ins. On a device other than the CPU, all parameters share one storage, since there even
+            memory that is not touched is taken.
     """
     made = _StandIns(device)
     with (
@@ -48,7 +49,7 @@ def standing_in_for_values(modules: list[nn.Module], batch: Batch, device: str =
 def replaced(
     modules: list[nn.Module], batch: Batch, stand_in: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[Batch]:
-    """The batch with a stand-in for each tensor. So have the modules inside; afterwards they have their own again."""
+    """Replace each tensor of the batch and the modules by a stand-in; after the block, modules have their own again."""
     tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
         for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
@@ -91,7 +92,7 @@ class _StandIns:
         return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=self.device)
 
     def _shared(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Nothing writes to a parameter while a step is traced."""
+        """Stand-in on the one storage of all parameters: nothing writes to a parameter while a step is traced."""
         size = tensor.element_size() * (
             1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         )

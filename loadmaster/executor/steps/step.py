@@ -1,4 +1,4 @@
-"""A training step: a model and its loss as one module, called with one batch."""
+"""Training step: a model and its loss as one module, called with one batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Calls:
-    """How a step is called. It holds no model, so that what runs without one can ask it.
+    """Rules of calling a step, kept without its model for code that has none.
 
     Attributes:
-        takes: what the model's ``forward`` takes by keyword.
-        forward: what it can be called with.
-        has_loss: whether the loss is computed beside the model.
+        takes: parameters that the model's ``forward`` takes by keyword.
+        forward: signature of the model's call.
+        has_loss: whether a function of its own computes the loss from the model's output.
     """
 
     takes: Parameters
@@ -32,10 +32,10 @@ class Calls:
     has_loss: bool
 
     def batch(self, given: AnyBatch) -> Batch:
-        """The batch as the step takes it.
+        """Turn what a user gives into the batch as the step takes it.
 
         Raises:
-            InputError: it is none.
+            InputError: it is not a batch.
         """
         return for_model(given, self.takes, has_loss=self.has_loss)
 
@@ -56,8 +56,8 @@ class Step(nn.Module):
             Of a batch by keyword, called as ``loss(output, batch)``: the model gets the entries that its ``forward``
             names, the loss the whole batch. None: the model computes the loss itself, and returns it alone, as
             ``loss`` of a mapping or an object, first in a tuple, or as the only scalar in it.
-        expects_loss: refuse an output without a loss. False: what the model returns is not searched for one, as of a
-            block. None: it was when the step was captured.
+        expects_loss: refuse an output without a loss. False: the model's output is taken as it is, as for a block.
+            None: it is searched for a loss, but not refused: capturing has done so.
     """
 
     def __init__(self, model: nn.Module, loss: Loss | None, *, expects_loss: bool | None = None) -> None:
@@ -73,14 +73,14 @@ class Step(nn.Module):
 
     @property
     def calls(self) -> Calls:
-        """How it is called, with the hooks that the model has now."""
+        """Rules of calling the step, with the hooks that the model has at present."""
         return Calls(self.takes, Forward.of(self.model), self.loss is not None)
 
     def batch(self, given: AnyBatch) -> Batch:
-        """The batch as :meth:`forward` takes it.
+        """Turn what a user gives into the batch as :meth:`forward` takes it.
 
         Raises:
-            InputError: it is none.
+            InputError: it is not a batch.
         """
         # Not through ``calls``: to read a signature takes longer than all else of it.
         return for_model(given, self.takes, has_loss=self.loss is not None)
@@ -94,7 +94,7 @@ class Step(nn.Module):
         self.calls.expect(batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss of one batch, a scalar."""
+        """Compute the loss of one batch, a scalar."""
         inputs, named = _without_target(args, kwargs, self.takes, self.loss is not None)
         output = self.model(*inputs, **named)
         if self.loss is not None:
@@ -110,7 +110,7 @@ class Step(nn.Module):
 def _without_target(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], takes: Parameters, has_loss: bool
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """What the model is called with."""
+    """Arguments that the model is called with: the target and entries for the loss alone are left out."""
     if not has_loss:
         return args, kwargs
     if args:
@@ -120,21 +120,21 @@ def _without_target(
 
 
 class NoLossError(Exception):
-    """The model's output holds no loss. Raised while tracing, where an :class:`InputError` cannot be made."""
+    """Error for an output without a loss, raised while tracing, where an :class:`InputError` cannot be made."""
 
 
 class NoLossAloneError(NoLossError):
-    """The loss function returned more than the loss."""
+    """Error for a loss function that returned more than the loss."""
 
 
 def returned_instead(kind: type[NoLossError], error: Exception) -> str | None:
-    """What was returned, where the tracer ended at such an error: it tells of it in a message only."""
+    """Description of what was returned, read from the tracer's message; None if it did not end at such an error."""
     found = re.search(rf"""\b{kind.__name__}\(.*?(['"])(.*)\1""", str(error))
     return None if found is None else found[2]
 
 
 def _loss_in(output: Any, *, refuse: bool) -> torch.Tensor:
-    """The loss that a model's output is or holds; the output itself where it holds none."""
+    """Find the loss that a model's output is or holds; the output itself where it holds none."""
     found = output
     if isinstance(output, Mapping):
         found = output.get("loss")
@@ -148,7 +148,7 @@ def _loss_in(output: Any, *, refuse: bool) -> torch.Tensor:
 
 
 def _loss_among(values: Sequence[Any]) -> Any:
-    """The first value, as transformers has it, or the only scalar: ``return logits, loss``."""
+    """Find the loss in a tuple: the first value, if a scalar, as in transformers, or the only floating-point scalar."""
     if values and _is_scalar(values[0]):
         return values[0]
     scalars = [value for value in values if _is_scalar(value) and value.is_floating_point()]
@@ -160,7 +160,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _described(output: Any) -> str:
-    """What a model returned, in words: its type, and what it holds."""
+    """Describe a model's output in words: its type, and what it holds."""
     kind = type(output).__name__
     if isinstance(output, torch.Tensor):
         return f"a tensor of shape {tuple(output.shape)}"

@@ -1,4 +1,4 @@
-"""The joint forward-backward graph of one training step, and what Loadmaster needs to know about its nodes.
+"""Joint forward-backward graph of one training step, and what Loadmaster needs to know about its nodes.
 
 The graph comes from AOTAutograd at the level of aten operators. Four notions order it:
 
@@ -24,7 +24,7 @@ _CUDA_BLOCK_BYTES = 512  # the CUDA caching allocator rounds every request up to
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node's result shares the storage of one of its inputs."""
+    """Return whether the node's result shares the storage of one of its inputs."""
     target = node.target
     if target is torch.ops.aten._unsafe_view.default:  # a view that its schema does not declare
         return True
@@ -35,33 +35,33 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_alias(node: fx.Node) -> bool:
-    """Whether it is a view, or one of several that a view operator gives."""
+    """Return whether a node is a view, or an element of the several views that one operator returns."""
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, fx.Node) and is_view(source)
 
 
 def views_of(node: fx.Node) -> set[fx.Node]:
-    """All views of a value, and views of those."""
+    """Collect all views of a value, and views of those."""
     return {view for user in node.users if is_alias(user) for view in (user, *views_of(user))}
 
 
 def readers_of(node: fx.Node) -> set[fx.Node]:
-    """Nodes that read a value, itself or a view of it, and the views."""
+    """Collect the nodes that read a value or a view of it, the views included."""
     return {user for held in (node, *views_of(node)) for user in held.users}
 
 
 def is_compute(node: fx.Node) -> bool:
-    """Whether the node runs a kernel, its own or one fused with its neighbours."""
+    """Return whether the node runs a kernel, its own or one fused with its neighbours."""
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
 
 
 def draws(target: object) -> bool:
-    """Whether an operator may draw random numbers."""
+    """Return whether an operator may draw random numbers, by its tag ``nondeterministic_seeded``."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def draws_with(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator draws random numbers when it is called so."""
+    """Return whether an operator draws random numbers with these arguments."""
     if isinstance(target, torch._ops.HigherOrderOperator):  # of an operator that writes to its arguments
         return any(map(draws, args))
     if not isinstance(target, torch._ops.OpOverload) or not draws(target):
@@ -75,24 +75,24 @@ def draws_with(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws random numbers: run twice, it gives two results."""
+    """Return whether the node draws random numbers: run twice, it gives two results."""
     return node.op == "call_function" and draws_with(node.target, node.args, node.kwargs)
 
 
 def is_mutating(node: fx.Node) -> bool:
-    """Whether the node writes to one of its inputs."""
+    """Return whether the node writes to one of its inputs."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether the node communicates: every rank would have to run it again."""
+    """Return whether the node communicates: every rank would have to run it again."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target.namespace in ("_c10d_functional", "c10d", "symm_mem")
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of a node's (possibly nested) result, or in a batch."""
+    """Iterate over the tensors of a node's (possibly nested) result, or of a batch."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list, Mapping)):
@@ -104,7 +104,7 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes the allocator hands out for the tensor's storage."""
+    """Bytes that the allocator hands out for the tensor's storage."""
     size = int(tensor.untyped_storage().nbytes())
     if tensor.device.type == "cuda":
         return -(-size // _CUDA_BLOCK_BYTES) * _CUDA_BLOCK_BYTES
@@ -112,7 +112,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def view_source(node: fx.Node) -> fx.Node:
-    """The input whose storage a view shares."""
+    """Return the input whose storage a view shares."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for argument, schema in zip(node.args, node.target._schema.arguments, strict=False):
         if isinstance(argument, fx.Node) and (
@@ -124,11 +124,11 @@ def view_source(node: fx.Node) -> fx.Node:
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """A joint graph with its outputs split into those of the step and the gradients.
+    """Joint graph with its outputs split into those of the step and the gradients.
 
     Attributes:
         module: the graph module; every node carries its fake result in ``meta["val"]``.
-        forward_outputs: what the forward pass makes for its caller: new values of buffers first, then the loss.
+        forward_outputs: results of the forward pass for its caller: new values of buffers first, then the loss.
         backward_outputs: gradients of the inputs, None where an input has none.
         mutated: primals with another value once the forward pass is over (running statistics).
         written: those of them that the forward graph writes itself, in the order of the first forward outputs.
@@ -142,7 +142,7 @@ class StepGraph:
 
     @classmethod
     def split(cls, module: fx.GraphModule, forward_output_count: int) -> StepGraph:
-        """The joint graph of AOTAutograd, whose first outputs belong to the forward pass.
+        """Make a step graph of AOTAutograd's joint graph, whose first outputs belong to the forward pass.
 
         It ends with copies into the buffers that the forward pass updates. Here what they copy is returned instead,
         before all else; the forward graph that is emitted ends with them again.
@@ -165,30 +165,30 @@ class StepGraph:
 
     @property
     def returned(self) -> tuple[Any, ...]:
-        """What the forward graph returns to its caller; what it writes itself is not returned."""
+        """Outputs that the forward graph returns to its caller, without values that it writes to buffers itself."""
         return self.forward_outputs[len(self.written) :]
 
     @cached_property
     def outcome(self) -> tuple[Any, ...]:
-        """The loss, and what the model keeps from the step: no new values of buffers that are written to, nor inputs
+        """Loss, and what the model keeps from the step: without new values of buffers that are written to, and inputs
         handed back as they are (``self.calls += 1``)."""
         values = self.forward_outputs[len(self.mutated) :]
         return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
 
     @property
     def loss(self) -> Any:
-        """The loss of a step, or the result of a block; an input where nothing else is returned."""
+        """Loss of a step, or result of a block; an input where nothing else is returned."""
         return self.outcome[0] if self.outcome else self.returned[-1]
 
     @cached_property
     def kept(self) -> tuple[fx.Node, ...]:
-        """Roots of what the model keeps from the step, beside the loss."""
+        """Roots of what the model keeps from the step, without the loss."""
         roots = [self.roots[n] for n in self.outcome[1:] if isinstance(n, fx.Node)]
         return tuple(dict.fromkeys(r for r in roots if not self.is_resident(r)))
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
-        """All nodes in execution order."""
+        """All nodes of the joint graph in execution order."""
         return tuple(self.module.graph.nodes)
 
     @cached_property
@@ -208,7 +208,7 @@ class StepGraph:
 
     @cached_property
     def roots(self) -> dict[fx.Node, fx.Node]:
-        """The owner of every node's storage."""
+        """Root of every node: the node that owns its storage."""
         found: dict[fx.Node, fx.Node] = {}
         for node in self.nodes:
             if node.target is operator.getitem:
@@ -222,7 +222,7 @@ class StepGraph:
         return found
 
     def producer(self, root: fx.Node) -> fx.Node:
-        """The compute node (or placeholder) that makes a root."""
+        """Return the compute node (or placeholder) that makes a root."""
         if root.target is operator.getitem:
             source = root.args[0]
             assert isinstance(source, fx.Node)
@@ -231,7 +231,7 @@ class StepGraph:
 
     @cached_property
     def forward(self) -> frozenset[fx.Node]:
-        """Ancestors of the step's outputs."""
+        """Nodes of the forward pass: the ancestors of the step's outputs."""
         found: set[fx.Node] = set()
         stack = [n for n in self.forward_outputs if isinstance(n, fx.Node)]
         while stack:
@@ -243,7 +243,7 @@ class StepGraph:
 
     @cached_property
     def results(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
-        """Roots that every compute node makes: itself, or its elements when it has several results."""
+        """Roots that each compute node makes: itself, or its elements when it has several results."""
         made: dict[fx.Node, tuple[fx.Node, ...]] = {}
         for node in self.nodes:
             if is_compute(node):
@@ -253,7 +253,7 @@ class StepGraph:
         return made
 
     def reads(self, nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-        """Roots the nodes read, in order of first read, without repetition."""
+        """Roots that the nodes read, in order of first read, without repetition."""
         return tuple(dict.fromkeys(self.roots[i] for n in nodes for i in n.all_input_nodes))
 
     def bytes_of(self, root: fx.Node) -> int:
@@ -261,7 +261,7 @@ class StepGraph:
         return sum(tensor_bytes(t) for t in tensors(root.meta.get("val")))
 
     def is_resident(self, root: fx.Node) -> bool:
-        """Whether a root is a parameter, a buffer, an input or a constant."""
+        """Return whether a root is a parameter, a buffer, an input or a constant."""
         return root.op == "get_attr" or root in self._primal_set
 
     @cached_property

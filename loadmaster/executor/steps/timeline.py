@@ -1,4 +1,4 @@
-"""The measured timeline of one step: what ran when, and the allocated bytes.
+"""Measured timeline of one step: what ran when, and the allocated bytes.
 
 On CUDA the kernels are what ran. The host launches them ahead of the device, and it is the host that allocates: bytes
 that it hands out before a launch count from the moment that kernel starts, which is when the device could first need
@@ -30,7 +30,7 @@ _HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)")
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran: on a stream of the device, or on a thread of the host."""
+    """Kernel or operator that ran on a stream of the device, or on a thread of the host."""
 
     name: str
     track: int
@@ -39,12 +39,12 @@ class Span:
 
     @property
     def is_host_copy(self) -> bool:
-        """Whether bytes travelled to or from the host: beside the compute, not part of it."""
+        """True for a copy to or from the host, which runs in parallel with the compute."""
         return _HOST_COPY.match(self.name) is not None
 
     @property
     def is_product(self) -> bool:
-        """Whether this is a library's kernel: a convolution, a matrix product, attention."""
+        """True for a library's kernel: a convolution, a matrix product, attention."""
         if _MOVES.match(self.name) is None:
             return True
         return "at::native" in self.name and _PRODUCTS.search(self.name) is not None
@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One measured step.
+    """Spans and allocated bytes of one measured step.
 
     Attributes:
         device: what it ran on.
@@ -66,29 +66,29 @@ class Timeline:
 
     @property
     def products_us(self) -> float:
-        """Time of library kernels."""
+        """Time of library kernels, us, summed."""
         return sum(s.duration_us for s in self.spans if s.is_product and not s.is_host_copy)
 
     @property
     def moves_us(self) -> float:
-        """Time of all other kernels, copies to and from the host left out."""
+        """Time of all other kernels, us, summed, without copies to and from the host."""
         return sum(s.duration_us for s in self.spans if not s.is_product and not s.is_host_copy)
 
     @property
     def levels(self) -> list[tuple[float, int]]:
-        """The memory, up to the end of what ran."""
+        """Allocated bytes over time, extended to the end of the last span."""
         end_us = max((s.start_us + s.duration_us for s in self.spans), default=0.0)
         last_us, size_bytes = self.memory[-1]
         return [*self.memory, (max(end_us, last_us), size_bytes)]
 
     @property
     def peak_bytes(self) -> int:
-        """The highest allocated bytes."""
+        """Highest allocated bytes over the step."""
         return max((size for _, size in self.memory), default=0)
 
 
 def record(step: Callable[[], object], device: torch.device, resident_bytes: int = 0) -> Timeline:
-    """Profile one step.
+    """Record the timeline of one step with PyTorch's profiler.
 
     Args:
         resident_bytes: allocated before it; the CUDA allocator knows, the CPU's does not.
@@ -129,7 +129,7 @@ def _kernels(events: Sequence[Any]) -> list[Any]:
 
 
 def _operators(events: Sequence[Any]) -> list[Any]:
-    """The outermost operators (``namespace::name``) of every thread."""
+    """Select the outermost operators (``namespace::name``) of every thread."""
     ends: dict[int, int] = {}
     found = []
     for e in events:

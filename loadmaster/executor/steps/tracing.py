@@ -1,4 +1,4 @@
-"""Tracing a training step into its joint graph, through torch.compile and AOTAutograd.
+"""Tracer of a training step into its joint graph, through torch.compile and AOTAutograd.
 
 One path for capture and for apply: the same decompositions (none), the same passes, which the caller names, so that a
 plan made from the one fits the other.
@@ -34,7 +34,7 @@ from loadmaster.executor.steps.step_graph import StepGraph, tensors
 Mode = Literal["default", "reduce-overhead"]
 Half = Literal["forward", "backward"]
 Before = Callable[[Half], None]
-"""Called before the forward graph is compiled, and before the backward graph is."""
+"""Callback that runs before the forward graph is compiled, and before the backward graph is."""
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -43,17 +43,17 @@ _TRACED_OTHERWISE = (MASKS_AS_GIVEN, RANGES_AS_LISTS, *LEAVES_MADE_INSIDE)
 
 
 def expect_mode(mode: str) -> None:
-    """Refuse a mode that there is none of.
+    """Refuse an unknown mode of compilation.
 
     Raises:
-        InputError: naming those there are.
+        InputError: naming the known modes.
     """
     if mode not in get_args(Mode):
         raise InputError("mode", mode, "is unknown", f"Choose one of: {', '.join(get_args(Mode))}.")
 
 
 def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward: Compiler) -> DynamoBackend:
-    """A backend of torch.compile with a partition and compilers of our own; arguments as for :func:`compiled`."""
+    """Make a backend of torch.compile with the given partition and compilers; arguments as for :func:`compiled`."""
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
         expect_static_shapes(module.graph)
@@ -78,16 +78,16 @@ def compiled(
     noted: Callable[[fx.GraphModule], None] | None = None,
     during: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` under torch.compile with a partition and compilers of our own.
+    """Make ``call(step, *args, **kwargs)``, which runs under torch.compile with the given partition and compilers.
 
-    Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
+    Nothing runs before the first call. Equal steps (the blocks of a transformer) share what is compiled.
 
     Args:
         partition: cuts the joint graph into the forward and the backward graph.
         compilers: gives, for each step that becomes a graph, that of the forward and that of the backward graph.
-        passes: what to do with the joint graph before it is cut.
-        noted: is called with Dynamo's graph, before more is made of it than attention's masks laid out.
-        during: what Dynamo's graph becomes is made inside.
+        passes: changes of the joint graph before it is cut.
+        noted: is called with Dynamo's graph, in which only attention masks are laid out yet.
+        during: context in which Dynamo's graph is compiled.
     """
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -109,18 +109,18 @@ def compiled(
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
-    """The tensors that the primals of Dynamo's graph stand for, in order."""
+    """Tensors that the primals of Dynamo's graph stand for, in order."""
     return [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
 
 
 def _tensor_of(placeholder: fx.Node) -> torch.Tensor | None:
-    """What Dynamo passes for an input of its graph."""
+    """Tensor that Dynamo passes for an input of its graph; None for other inputs."""
     passed = placeholder.meta.get("grapharg")
     return passed.example if passed is not None and isinstance(passed.example, torch.Tensor) else None
 
 
 class _TracedError(Exception):
-    """Ends a trace as soon as the joint graph is there. Never leaves this module."""
+    """Exception that ends a trace as soon as the joint graph exists. It never leaves this module."""
 
     def __init__(self, graph: StepGraph) -> None:
         super().__init__("traced")
@@ -136,12 +136,12 @@ def trace(
     expect: Callable[[StepGraph], None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> StepGraph:
-    """The joint graph of one training step. Nothing of the step runs.
+    """Trace the joint graph of one training step. Nothing of the step runs.
 
     Args:
         batch: as a user gives it.
         passes, noted: as for :func:`compiled`.
-        expect: raises for a graph that is none of a step (default: :func:`expect_scalar_loss`).
+        expect: raises for a graph that does not belong to a step (default: :func:`expect_scalar_loss`).
 
     Raises:
         InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
@@ -170,19 +170,19 @@ def trace(
 
 
 def left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler of what is not to be compiled."""
+    """Compiler that returns the module as it is."""
     return module
 
 
 def compiled_plainly(
     mode: Mode = "default", before: Before = lambda _half: None, inner: Callable[..., Any] = compile_fx_inner
 ) -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan, but for attention's masks,
-    random numbers, each of which is drawn once, and kernels that are launched directly from the second step on.
+    """Make ``call(step, *args, **kwargs)``, which runs under torch.compile in this mode, without a plan.
 
-    Each has a backend of its own, with ``inner`` for what compiles its halves. Dynamo compiles what follows a graph
-    break as functions of the model's, and takes what it once compiled for another caller with the same backend: under
-    that one's settings, not under this one's.
+    It differs from plain torch.compile in attention's masks, in random numbers, each of which is drawn once, and in
+    kernels, which are launched directly from the second step on. Each has a backend of its own, whose halves ``inner``
+    compiles. Dynamo compiles the code after a graph break as functions of the model, and reuses what it once compiled
+    for another caller with the same backend: under the settings of that caller.
     """
 
     patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
@@ -227,7 +227,7 @@ def _own_call() -> Callable[..., torch.Tensor]:
 
 
 def expect_static_shapes(graph: fx.Graph) -> None:
-    """Refuse a graph in which bytes depend on the data: nobody can plan for what is not known.
+    """Refuse a graph in which the bytes of a tensor depend on the data: no plan can count them.
 
     Raises:
         InputError: naming the operator and the user's line.

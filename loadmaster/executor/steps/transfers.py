@@ -1,4 +1,4 @@
-"""Operators that move a tensor to host memory and back beside the compute, for graphs that a compiler orders.
+"""Operators that move a tensor to host memory and back in parallel with compute, in graphs that a compiler orders.
 
 ``send`` and ``fetch`` start a copy on the device's copy stream, ``sent`` and ``fetched`` make the compute stream wait
 for it. All take what must stay alive: the source is an argument of ``sent`` and the host block one of ``fetched``, so
@@ -31,7 +31,7 @@ from loadmaster.executor.steps.pinned import pool_of
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy under way, the stream whose work it follows, and what must not be freed before it is over."""
+    """Copy under way, the stream whose work it follows, and the tensors that must not be freed before it is over."""
 
     over: torch.cuda.Event
     compute: torch.cuda.Stream
@@ -49,7 +49,7 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _flat(tensor: Tensor, stride: Sequence[int]) -> Tensor:
-    """All elements in the order of that layout's memory, as far as possible without copying them [numel]."""
+    """Flatten a tensor in the memory order of the given strides, without a copy where possible [numel]."""
     if not fills(tensor.shape, stride):
         return tensor.reshape(-1)
     if any(a != b for a, b, n in zip(tensor.stride(), stride, tensor.shape, strict=True) if n != 1):
@@ -68,17 +68,17 @@ def _start(target: Tensor, source: Tensor, device: torch.device) -> _Copy:
 
 
 def _wait(copies: dict[int, _Copy], target: Tensor, device: torch.device) -> None:
-    """Let the compute stream wait for the copy into a tensor, if there is one under way."""
+    """Let the compute stream wait for the copy into a tensor, if one is under way."""
     copy = copies.pop(target.data_ptr(), None) if device.type == "cuda" else None
     if copy is not None:
         torch.cuda.current_stream(device).wait_event(copy.over)
 
 
 def forget_copies() -> None:
-    """Free what passes that raised hold: nobody waits for their copies any more, which may still be under way.
+    """Free what passes that raised hold for copies that may still be under way and that nobody waits for any more.
 
-    Of a pass that another thread runs at the time, only the overlap of its copies is lost: its stream waits before
-    they are forgotten.
+    A pass that another thread runs at the time loses only the overlap of its copies: its stream waits before they are
+    forgotten.
     """
     for copies in (_sends, _fetches):
         for address, copy in list(copies.items()):
@@ -93,7 +93,7 @@ def _send(source: Tensor, stride: Sequence[int]) -> Tensor:
     host = pool_of(source.device.index).take(flat.numel() * flat.element_size()).view(flat.dtype)
     copy = _start(host, flat, source.device)
     # The graph holds the source until it has waited. A pass that is given up may free it: nobody reads the copy then,
-    # and whoever gets the block next is copied into it later on the same stream.
+    # and the next copy into the block runs later on the same stream.
     own = flat.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     _sends[host.data_ptr()] = _Copy(copy.over, copy.compute, (flat,) if own else ())
     return host

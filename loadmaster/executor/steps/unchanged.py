@@ -1,4 +1,4 @@
-"""Steps that leave the user's model exactly as it was."""
+"""Trial runs of a step that leave the user's model exactly as it was."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from loadmaster.executor.steps.step_graph import tensors
 
 @contextlib.contextmanager
 def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
-    """Run steps inside, and leave no trace of them. Gives the gradients that are set aside meanwhile.
+    """Run steps inside the block without changing the model; gives the gradients that are set aside meanwhile.
 
-    On leaving, parameters, buffers and inputs have the values and objects they had, other tensors of modules are the
-    objects they were, gradients set aside are back, and the random generators of the CPU and of the step's device stand
-    where they stood. Copies are held in host memory, so that the device's peak is the step's own. Hooks on parameters
+    After the block, parameters, buffers and inputs have their values and objects again, other tensors of modules are
+    the same objects, gradients set aside are back, and the random generators of the CPU and of the step's device have
+    their old state. Copies are held in host memory, so that the device's peak is the step's own. Hooks on parameters
     and inputs do not run: they may step an optimizer.
     """
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
@@ -49,13 +49,13 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
 
 
 def attributes(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Tensors that a module holds, and Nones, but for its parameters and buffers."""
+    """Attributes of a module that are tensors or None, without its parameters and buffers."""
     return {name: value for name, value in vars(module).items() if value is None or isinstance(value, torch.Tensor)}
 
 
 @contextlib.contextmanager
 def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Take off what users hang on gradients. Emptied in place: the handles that remove hooks know their dictionary."""
+    """Take hooks off gradients inside the block. They are emptied in place, for the handles that remove hooks."""
     hooks = [h for t in leaves for h in (t._backward_hooks, getattr(t, "_post_accumulate_grad_hooks", None)) if h]
     kept = [dict(h) for h in hooks]
     for hook in hooks:
@@ -68,5 +68,5 @@ def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """Equal, NaN where NaN was: what nobody changed need not be writable (an expanded input)."""
+    """Return whether values are equal, NaN to NaN: an unchanged tensor need not be writable (an expanded input)."""
     return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())

@@ -1,7 +1,7 @@
-"""What is kept on disk between runs: measurements that spare the next run its own. Nothing there is ever needed.
+"""Cache on disk of measurements that spare the next run its own. Nothing depends on its files.
 
-Files lie in the user's cache, ``$XDG_CACHE_HOME/loadmaster`` or ``~/.cache/loadmaster``, or where the environment says.
-One that cannot be read is as good as none; one that cannot be written is left out.
+Files are in the user's cache, ``$XDG_CACHE_HOME/loadmaster`` or ``~/.cache/loadmaster``, or where the environment says.
+A file that cannot be read counts as missing; one that cannot be written is left out.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FOLDER = "LOADMASTER_MEASUREMENT_CACHE"
 
 
 def user_folder(*rooms: str) -> Path:
-    """A folder in the user's cache. Whoever writes there makes it."""
+    """Path of a folder in the user's cache. Whoever writes there makes the folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "loadmaster", *rooms)
 
 
 def kept_path(room: str, *key: str) -> Path:
-    """The file of what is kept in a room under a key."""
+    """Path of the file that keeps measurements of one room under a key."""
     said = os.environ.get(FOLDER)
     name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
     return (Path(said) if said else user_folder()) / room / f"{name}.json"
 
 
 def read_kept(path: Path) -> dict[str, Any]:
-    """What is there; empty where nothing is that can be read."""
+    """Read a kept file; empty where it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def read_kept(path: Path) -> dict[str, Any]:
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Write it, whole or not at all."""
+    """Write the content to a file, whole or not at all; a failure is logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(content), FOLDER)
@@ -54,7 +54,7 @@ def keep(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What was added there, in order; lines that cannot be read are passed over."""
+    """Iterate over the entries of a file of lines, in order; lines that cannot be read are passed over."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def add_line(path: Path, content: Mapping[str, Any]) -> None:
-    """Add it at the end. Several processes may: a line is written at once."""
+    """Append an entry as one line. Several processes may do so: a line is written at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Which PyTorch a graph was traced with: another one may trace another graph of the same model."""
+"""Version of PyTorch that a graph was traced with: another one may trace another graph of the same model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from loadmaster.models.envelope import Plan
 
 
 def captured_with() -> Mapping[str, str]:
-    """What captures here, for the problem document."""
+    """Version of PyTorch in this process, for the problem document."""
     return {"torch": _public(torch.__version__)}
 
 
 def other_versions(plans: Sequence[Plan]) -> str | None:
-    """What to say of plans that were all captured with another PyTorch than this one; None of any other."""
+    """Warning if all plans were captured with other versions of PyTorch than this one; else None."""
     here = _public(torch.__version__)
     found = [None if plan.captured_with is None else plan.captured_with.get("torch") for plan in plans]
     named = sorted({version for version in found if version is not None})
@@ -25,5 +25,5 @@ def other_versions(plans: Sequence[Plan]) -> str | None:
 
 
 def _public(version: str) -> str:
-    """The release, without the build: ``2.13.0`` of ``2.13.0+cu130``."""
+    """Release of a version, without the build: ``2.13.0`` of ``2.13.0+cu130``."""
     return str(version).partition("+")[0]

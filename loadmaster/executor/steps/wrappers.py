@@ -1,4 +1,4 @@
-"""Data-parallel wrappers: what they hold on every rank beside the step, and how a planned step runs inside one.
+"""Data-parallel wrappers: the memory they add on every rank, and how a planned step runs inside one.
 
 A plan is for one graph, so a wrapper must not reach inside it. :class:`~torch.nn.parallel.DistributedDataParallel`
 never does: it acts on the gradients when the graph has made them. FSDP2's ``fully_shard`` acts before and after the
@@ -29,7 +29,7 @@ _SHARD_THE_STEP = (
 
 @dataclass(frozen=True)
 class WrapperBytes:
-    """What a wrapper adds to one rank's memory, beyond the step's own parameters and gradients.
+    """Bytes that a wrapper adds to one rank's memory, beyond the step's own parameters and gradients.
 
     Attributes:
         step_bytes: through the whole step. Negative where sharding the optimizer's state saves more than it costs.
@@ -43,7 +43,7 @@ class WrapperBytes:
 
 
 def wrapper_bytes(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_bytes: int = 0) -> WrapperBytes:
-    """What a wrapper around the step of this (unwrapped) model holds on each rank.
+    """Count the bytes that a wrapper around the step of this (unwrapped) model adds on each rank.
 
     ``ddp`` keeps a bucket for every gradient, which the all-reduce runs on. ``fsdp2``, one group around the whole
     step, keeps a shard of the parameters and of the optimizer's state; the whole parameters are there during the
@@ -71,18 +71,18 @@ def wrapper_bytes(parallel: Parallel | None, ranks: int, model: nn.Module, optim
 
 
 def _shard_bytes(parameter: torch.Tensor, ranks: int) -> int:
-    """One rank's part of a parameter: rows of its first dimension, as many on every rank."""
+    """Bytes of one rank's shard of a parameter: rows of its first dimension, as many on every rank."""
     rows = parameter.shape[0] if parameter.dim() else 1
     return tensor_bytes(parameter) * -(-rows // ranks) // max(rows, 1)
 
 
 def is_among_ranks() -> bool:
-    """Whether others may wait for what this process does, or it for them."""
+    """Return whether ``torch.distributed`` is initialized: then ranks may wait for one another."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
-    """The model, if it is wrapped in DistributedDataParallel.
+    """Return the model if it is wrapped in DistributedDataParallel; else None.
 
     Raises:
         InputError: the wrapper casts parameters itself, inside the graph.
@@ -97,7 +97,7 @@ def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 
 def own_module(model: nn.Module) -> nn.Module:
-    """The user's own module: DistributedDataParallel around the whole of it taken off.
+    """Return the user's own module, without a DistributedDataParallel around the whole of it.
 
     Raises:
         InputError: a wrapper or a hook acts inside the step, where no plan can follow it. Names module and remedy.
@@ -123,7 +123,7 @@ def own_module(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def standing_in(ddp: nn.parallel.DistributedDataParallel, step: nn.Module) -> Iterator[None]:
-    """For one call, the wrapper's module is the step: what it does around its module it does around the step."""
+    """Make the step the wrapper's module for one call: the wrapper then acts around the step."""
     own = ddp.module
     ddp.module = step
     try:

@@ -29,23 +29,23 @@ class Aliases:
 
     @cached_property
     def chunks(self) -> IntArray:
-        """[chunks] the first chunk of each chunk's orbit."""
+        """First chunk of each chunk's orbit, [chunks]."""
         return np.asarray(self._chunk_images.min(axis=0))
 
     @cached_property
     def links(self) -> IntArray:
-        """[links] the first link of each link's orbit."""
+        """First link of each link's orbit, [links]."""
         return np.asarray(self._link_images.min(axis=0))
 
     def of_links(self, chunk: IntArray, link: IntArray) -> IntArray:
-        """[pairs] a number for each orbit of pairs (chunk, link), from 0 in the order of first members."""
+        """Number the orbits of pairs (chunk, link), from 0 in the order of first members: [pairs]."""
         images = (
             self._chunk_images[g][chunk] * len(self._topology.links) + self._link_images[g][link] for g in self._all
         )
         return _numbered(images)
 
     def of_ranks(self, chunk: IntArray, rank: IntArray) -> IntArray:
-        """[pairs] a number for each orbit of pairs (chunk, rank)."""
+        """Number the orbits of pairs (chunk, rank), from 0 in the order of first members: [pairs]."""
         ranks = np.array([g.ranks for g in self._group], dtype=np.int64)
         images = (self._chunk_images[g][chunk] * self._topology.rank_count + ranks[g][rank] for g in self._all)
         return _numbered(images)
@@ -60,7 +60,7 @@ class Aliases:
 
     @cached_property
     def _link_images(self) -> IntArray:
-        """[elements, links]"""
+        """Images of all links under each element of the group, [elements, links]."""
         count = self._topology.rank_count
         index = np.full(count * count, -1, dtype=np.int64)
         source = np.array([k.source for k in self._topology.links], dtype=np.int64)

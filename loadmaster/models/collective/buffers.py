@@ -1,4 +1,4 @@
-"""Where the chunks of an algorithm lie in each rank's input and output, for whoever runs or exports it.
+"""Places of an algorithm's chunks in each rank's input and output, for whoever runs or exports it.
 
 Offsets are bytes. A rank that only passes a chunk on holds it in scratch, which is the executor's business.
 """
@@ -24,7 +24,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Layout:
-    """Per rank: how large its buffers are, and where chunks lie in them.
+    """Buffers of each rank: how large they are, and where chunks are in them.
 
     Attributes:
         inputs: chunk -> offset of it (or of the rank's part of it) in the rank's input.
@@ -68,7 +68,7 @@ def _packed(chunks: tuple[Chunk, ...], held: list[bool]) -> tuple[Mapping[int, i
 
 
 def _sums(chunks: tuple[Chunk, ...], rank: int) -> tuple[Sum, ...]:
-    """What one rank adds up: its chunks of each source are the same parts in the same order."""
+    """Sums that one rank makes: its chunks of each source are the same parts in the same order."""
     parts: dict[int, list[int]] = {}
     for index, chunk in enumerate(chunks):
         if rank in chunk.targets:

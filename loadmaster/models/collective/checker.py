@@ -53,7 +53,7 @@ class _Replay:
     depend on one another, are added up send by send.
 
     Attributes:
-        link: [sends] -1 where there is none.
+        link: [sends] -1 for none.
         row_send, row_chunk: [rows] of the chunks that exist, over links that do.
         wrong: (send, text) of what is wrong with sends.
         whole_ns: per (chunk, rank) of chunks that reduce, when the rank holds it whole.
@@ -90,7 +90,7 @@ class _Replay:
         self.all_sources = [sum(1 << rank for rank in set(chunk.sources)) for chunk in self.chunks]
 
     def run(self) -> Check:
-        """Send by send, then resources, then the postcondition."""
+        """Run the replay: senders, copies and sums, then resources, then the postcondition."""
         self._senders()
         keys, times = self._copies()
         self._sums()
@@ -118,7 +118,7 @@ class _Replay:
         )
 
     def _says(self, index: int, text: str) -> str:
-        """What is wrong with a send."""
+        """Describe what is wrong with a send."""
         send = self.sends[index]
         return f"the send from rank {send.source} to {send.target} at {send.start_ns} ns{text}"
 
@@ -142,7 +142,7 @@ class _Replay:
         self.row_send, self.row_chunk = send[linked], chunk[linked]
 
     def _occupancy(self, carried_bytes: IntArray) -> IntArray:
-        """[sends] once for each size and link."""
+        """Occupancy of each send, [sends], computed once for each size and link."""
         sizes, size = np.unique(carried_bytes, return_inverse=True)
         pairs, pair = np.unique(self.link * len(sizes) + size.ravel(), return_inverse=True)
         each = [
@@ -153,7 +153,7 @@ class _Replay:
         return found
 
     def _senders(self) -> None:
-        """Chunks over links that they may not use."""
+        """Refuse chunks over links that they may not use."""
         alike: dict[frozenset[int], list[int]] = {}
         for c, chunk in enumerate(self.chunks):
             if chunk.senders is not None:
@@ -166,7 +166,7 @@ class _Replay:
                 self.wrong.append((int(self.row_send[row]), text))
 
     def _copies(self) -> tuple[IntArray, IntArray]:
-        """Whole values, each from a rank that has it.
+        """Replay the copies of whole values, each from a rank that has it.
 
         Returns:
             The (chunk, rank) that hold chunks that do not reduce, as chunk * ranks + rank, and since when.
@@ -202,7 +202,7 @@ class _Replay:
         return key[last], earliest[last]
 
     def _sums(self) -> None:
-        """Chunks that reduce, and what is added to others."""
+        """Replay the chunks that reduce, and what is added to others."""
         for index, chunk in enumerate(self.chunks):
             if chunk.reduces and chunk.size_bytes:
                 for rank in chunk.sources:
@@ -214,7 +214,7 @@ class _Replay:
                 self.wrong.append((i, text))
 
     def _copy(self, c: int, send: Send, arrives_ns: int) -> Iterator[str]:
-        """A whole sum, from a rank that has it."""
+        """Copy a whole sum from a rank that has it, and yield what is wrong."""
         there, here = (c, send.source), (c, send.target)
         held_ns = self.whole_ns.get(there)
         if held_ns is None and there in self.part:
@@ -264,7 +264,7 @@ class _Replay:
         return [rank for rank in sorted(set(self.chunks[c].sources)) if not part >> rank & 1]
 
     def _resources(self) -> Iterator[str]:
-        """One send at a time on each resource."""
+        """Yield the sends that hold a resource at the same time as another."""
         # What holds a resource for no time at all collides with nothing.
         send = np.flatnonzero((self.link >= 0) & (self.busy_until > self.start))
         held = [link.resources for link in self.topology.links]
@@ -291,7 +291,7 @@ class _Replay:
             )
 
     def _postcondition(self, keys: IntArray, times: IntArray) -> tuple[int, list[str]]:
-        """When the last target holds its chunks; and those that do not.
+        """Find when the last target holds its chunks, and the targets that do not.
 
         Args:
             keys, times: the (chunk, rank) that hold chunks, ascending, and since when.
@@ -314,7 +314,7 @@ class _Replay:
 
 
 def _highest_so_far(group: IntArray, value: IntArray) -> IntArray:
-    """[rows] the highest value up to each row among those of its group; groups are one after another."""
+    """Highest value up to each row among those of its group, [rows]; groups are one after another."""
     if not len(value):
         return value
     distinct, place = np.unique(value, return_inverse=True)
@@ -351,7 +351,7 @@ def check_plan(problem: CollectiveProblem, plan: CollectivePlan) -> PlanCheck:
 
 
 def _table(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> list[str]:
-    """What is wrong with the table as such."""
+    """List what is wrong with the table as a whole."""
     violations = []
     sizes = [algorithm.size_bytes for algorithm in algorithms]
     missing = [size for size in problem.sizes_bytes if size not in sizes]
@@ -366,7 +366,7 @@ def _table(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> list[
 
 
 def _figures(algorithm: Algorithm, verdict: Check) -> list[str]:
-    """What an algorithm says of itself and the replay does not."""
+    """List the figures of an algorithm that its replay contradicts."""
     violations = []
     if algorithm.time_ns != verdict.time_ns:
         violations.append(f"is said to take {algorithm.time_ns} ns, but takes {verdict.time_ns}")

@@ -65,12 +65,12 @@ def named_chunk_counts(problem: CollectiveProblem) -> tuple[int, ...]:
 
 
 def pieces(problem: CollectiveProblem) -> int:
-    """Into how many equal pieces the largest buffer is cut before ``chunk_count`` cuts them further."""
+    """Number of equal pieces into which the largest buffer is cut before ``chunk_count`` cuts them further."""
     return 1 if problem.collective in ("broadcast", "reduce") else problem.topology.rank_count
 
 
 def cuts(problem: CollectiveProblem, chunk_count: int, form: Form) -> int:
-    """Into how many equal chunks the largest buffer is cut in all: sizes that run are multiples of it."""
+    """Number of equal chunks into which the largest buffer is cut in all: sizes that run are multiples of it."""
     gathers = form == "gather" and problem.collective in ("allreduce", "reduce")
     return chunk_count * (1 if gathers else pieces(problem))
 

@@ -1,6 +1,6 @@
 """Hops: one chunk over one link. Routes as hops with what each waits for, and their orbits under the symmetries.
 
-A chunk that is no sum is routed along a tree (or a forest, where it has several sources) away from its sources: each
+A chunk that is not a sum is routed along a tree (or a forest, where it has several sources) away from its sources: each
 hop waits for the one that brought the chunk. A sum is routed along a tree towards its one target: each hop waits for
 all that bring parts to its rank. A sum with several targets has two phases, one before and one after it is whole: plan
 them one after the other, as TACCL does for AllReduce.
@@ -40,7 +40,7 @@ def hops_of(instance: Instance, routes: Routes) -> tuple[Hop, ...]:
     """The hops of routes, by chunk and then by link. Chunks of no bytes need none: they are everywhere.
 
     Raises:
-        InputError: a route is no tree from the sources over links the chunk may use, or misses a target.
+        InputError: a route is not a tree from the sources over links the chunk may use, or misses a target.
     """
     found: list[Hop] = []
     for index, chunk in enumerate(instance.chunks):
@@ -53,7 +53,7 @@ def hops_of(instance: Instance, routes: Routes) -> tuple[Hop, ...]:
 
 
 def _waits(instance: Instance, index: int, links: Sequence[int]) -> Mapping[int, list[int]]:
-    """Per link of a chunk's route, the links that it waits for; refuses what is no tree."""
+    """Links that each link of a chunk's route waits for; refuses a route that is not a tree."""
     chunk, topology, field = instance.chunks[index], instance.topology, f"routes[{index}]"
     remedy = "Give a tree from the sources to the targets, of links that the chunk may use."
     usable = set(instance.usable_links[index])
@@ -94,7 +94,7 @@ def expect_one_target(index: int, chunk: Chunk) -> None:
 
 
 def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
-    """Per (chunk, link), the place of the first pair of its orbit under the instance's generators.
+    """Place of the first pair of the orbit of each (chunk, link) under the instance's generators.
 
     Two pairs of an orbit start together in every symmetric schedule. None where an image is missing.
     """
@@ -109,7 +109,7 @@ def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, .
 
 
 def rank_orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The same for (chunk, rank), of which no image may be missing."""
+    """Place of the first pair of the orbit of each (chunk, rank); no image may be missing."""
     return _first_places(Aliases(instance).of_ranks, pairs)
 
 

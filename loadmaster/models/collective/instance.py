@@ -1,4 +1,4 @@
-"""What a schedule is made for: chunks with where they are and where they must go, on a logical topology.
+"""Instances, which schedules are made for: chunks with where they are and where they must go, on a logical topology.
 
 An :class:`Instance` is what formulations, heuristics, bounds and the checker see. It comes from a problem, a size and
 a chunk count (:mod:`loadmaster.models.collective.collectives`), after the sketch has cut the topology down
@@ -33,7 +33,7 @@ class Chunk:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is a sum with several targets: copied on once it is whole."""
+        """True for a sum with several targets: it is copied on once it is whole."""
         return self.reduces and len(self.targets) > 1
 
 
@@ -65,17 +65,17 @@ class Instance:
 
     @property
     def combines(self) -> bool:
-        """Whether any chunk is a sum."""
+        """True if any chunk is a sum."""
         return any(chunk.reduces for chunk in self.chunks)
 
     def may_send(self, chunk: int, link: Link) -> bool:
-        """Whether the sketch lets that chunk use that link."""
+        """Return whether the sketch lets that chunk use that link."""
         senders = self.chunks[chunk].senders
         return senders is None or link.source in senders or not self.topology.crosses(link)
 
     @cached_property
     def usable_links(self) -> tuple[tuple[int, ...], ...]:
-        """Per chunk, the indices of the links it may use. Chunks with the same senders share one tuple."""
+        """Indices of the links that each chunk may use. Chunks with the same senders share one tuple."""
         found: dict[frozenset[int] | None, tuple[int, ...]] = {}
         for index, chunk in enumerate(self.chunks):
             if chunk.senders not in found:
@@ -84,5 +84,5 @@ class Instance:
         return tuple(found[chunk.senders] for chunk in self.chunks)
 
     def without_symmetry(self) -> Instance:
-        """The same, but planners may break its symmetries."""
+        """Copy the instance without its generators: planners may break its symmetries."""
         return replace(self, generators=())

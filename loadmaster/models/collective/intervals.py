@@ -7,7 +7,7 @@ Source: [Shah23], section 5.5 (the variables and what a schedule must keep to); 
 the orders between them are one here, since intervals need no order fixed beforehand.
 
 Sets: chunks c of at least one byte; links k = (u, v) that c may use and over which, by shortest times, it can still be
-where it must be by ``horizon_ns``. A chunk that is no sum goes away from its sources, each other rank getting it once.
+where it must be by ``horizon_ns``. A chunk that is copied goes away from its sources, each other rank getting it once.
 A sum goes the other way, each rank sending its part once: what holds of links into ranks holds of links out of them.
 
 Variables, all whole numbers:
@@ -18,7 +18,7 @@ Variables, all whole numbers:
 
 Minimize time (5.1) subject to
 (5.2)  time >= start[c,r] for every target r - `end_after_every_target`
-(5.3)  start[c,r] = 0 at the sources of what is no sum: a bound on the column
+(5.3)  start[c,r] = 0 at the sources of what is not a sum: a bound on the column
 (5.4)  used[c,k] -> send[c,k] >= start[c,u] - `send_what_has_arrived`
 (5.5)  used[c,k] -> start[c,v] >= send[c,k] + transfer of k - `arrive_after_the_transfer`
 (J1)   every target but the sources is entered once, every other rank at most once (of a sum: every source but the
@@ -141,20 +141,20 @@ class Variables:
 
     @cached_property
     def goals(self) -> list[Pair]:
-        """(chunk, target) that have columns of their own, of chunks that are not there already."""
+        """Pairs (chunk, target) with columns of their own, of chunks that are not there already."""
         return [(c, r) for c, r in self.own_ranks if r in self.instance.chunks[c].targets]
 
     def at(self, c: int, rank: int) -> int:
-        """The column start[c, rank]."""
+        """Column of start[c, rank]."""
         return self._start_of[c, rank]
 
     def _is_origin(self, c: int, rank: int) -> bool:
-        """Whether a whole chunk is at a rank from the beginning."""
+        """Return whether a whole chunk is at a rank from the beginning."""
         chunk = self.instance.chunks[c]
         return rank in chunk.sources and not chunk.reduces
 
     def around(self, *, into: bool) -> dict[Pair, list[int]]:
-        """Per (chunk, rank) with columns of its own, the places of the hops into it, or out of it."""
+        """Places of the hops into, or out of, each (chunk, rank) with columns of its own."""
         links = self.instance.topology.links
         found: dict[Pair, list[int]] = defaultdict(list)
         for (c, k), place in zip(self.pairs, self.place, strict=True):
@@ -162,7 +162,7 @@ class Variables:
         return {pair: found.get(pair, []) for pair in self.own_ranks}
 
     def transfer_ns(self, c: int, k: int) -> int:
-        """Of a link for a chunk; at least one nanosecond."""
+        """Transfer time of a link for a chunk; at least one nanosecond."""
         return max(1, self.instance.topology.links[k].transfer_ns(self.instance.chunks[c].size_bytes))
 
 
@@ -242,14 +242,14 @@ def formulate(
 
 
 def end_after_every_target(b: ProgramBuilder, v: Variables) -> None:
-    """(5.2)"""
+    """Add (5.2): the time is no less than the start at any target."""
     columns = sorted({v.at(c, r) for c, r in v.goals})
     row = np.arange(len(columns))
     b.rows("end_after_every_target", len(row), [(row, v.time, 1), (row, columns, -1)], lower=0)
 
 
 def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
-    """(5.4)"""
+    """Add (5.4): a chunk leaves a rank once it is there."""
     rows = b.row_list("send_what_has_arrived")
     for i, (c, k) in enumerate(v.own):
         at = v.at(c, v.instance.topology.links[k].source)
@@ -259,7 +259,7 @@ def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
 
 
 def arrive_after_the_transfer(b: ProgramBuilder, v: Variables) -> None:
-    """(5.5)"""
+    """Add (5.5): a chunk is at a rank once its transfer has ended."""
     rows = b.row_list("arrive_after_the_transfer")
     for i, (c, k) in enumerate(v.own):
         at, transfer = v.at(c, v.instance.topology.links[k].target), v.transfer_ns(c, k)
@@ -269,7 +269,7 @@ def arrive_after_the_transfer(b: ProgramBuilder, v: Variables) -> None:
 
 
 def receive_once(b: ProgramBuilder, v: Variables) -> None:
-    """(J1)"""
+    """Add (J1): a chunk enters each target once, and every other rank at most once."""
     into, out = v.around(into=True), v.around(into=False)
     rows = b.row_list("receive_once")
     for c, r in v.own_ranks:
@@ -284,7 +284,7 @@ def receive_once(b: ProgramBuilder, v: Variables) -> None:
 
 
 def relay_with_reason(b: ProgramBuilder, v: Variables) -> None:
-    """(J2)"""
+    """Add (J2): ranks between pass on all they get, and get all they pass on."""
     into, out = v.around(into=True), v.around(into=False)
     rows = b.row_list("relay_with_reason")
     for c, r in v.own_ranks:
@@ -299,7 +299,7 @@ def relay_with_reason(b: ProgramBuilder, v: Variables) -> None:
 
 
 def take_turns(b: ProgramBuilder, v: Variables) -> None:
-    """(J3)"""
+    """Add (J3): the used hops of a resource do not overlap."""
     topology, chunks = v.instance.topology, v.instance.chunks
     lasts = [topology.links[k].occupancy_ns(chunks[c].size_bytes) for c, k in v.own]
     intervals = b.intervals.add(v.send, lasts, presence=v.used)
@@ -312,5 +312,5 @@ def take_turns(b: ProgramBuilder, v: Variables) -> None:
 
 
 def _ways(chunk: Chunk) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a chunk's tree has its root, and the ranks that must hang on it."""
+    """Root of a chunk's tree, and the ranks that must hang on it."""
     return (chunk.targets, chunk.sources) if chunk.reduces else (chunk.sources, chunk.targets)

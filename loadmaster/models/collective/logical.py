@@ -1,4 +1,4 @@
-"""From a problem to an instance: the chunks of a size on the topology that the sketch leaves."""
+"""Instances from problems: the chunks of a size on the topology that the sketch leaves."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Lowered:
 
 
 def lower(problem: CollectiveProblem, algorithm: Algorithm) -> Lowered:
-    """Lower a checked algorithm."""
+    """Lower a checked algorithm to messages and buffers."""
     buffers = layout(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
     return Lowered(problem.topology.rank_count, messages_of(algorithm.sends), buffers)
 

@@ -39,7 +39,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How one collective of one size is done.
+    """A schedule for one collective at one size, with its bound.
 
     Attributes:
         size_bytes: planned for; the largest buffer of a rank (see :mod:`loadmaster.models.collective.collectives`).
@@ -49,7 +49,7 @@ class Algorithm:
         bound_ns: proved: no algorithm that the problem allows is faster, of whatever form, and of whatever number of
             chunks where the problem names none (:mod:`loadmaster.models.collective.proof`).
         bound_by: the argument that gave the bound, of the form that it lets be fastest.
-        throughput_bound_ns: the same from bandwidth alone.
+        throughput_bound_ns: proved from bandwidth alone.
         from_bytes: of the sizes up to the next algorithm's ``from_bytes``, this one is the fastest of the table.
         method: what found it.
         seconds: that took.
@@ -69,13 +69,13 @@ class Algorithm:
 
     @property
     def gap(self) -> float:
-        """(time - bound) / time."""
+        """Relative gap to the bound, (time - bound) / time."""
         return (self.time_ns - self.bound_ns) / self.time_ns if self.time_ns else 0.0
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """Why no schedule exists: chunks that cannot reach a rank, and the cut that keeps them from it.
+    """The reason why no schedule exists: chunks that cannot reach a rank, and the cut that keeps them from it.
 
     Attributes:
         chunk: index of the first such chunk, in the first chunk count tried.

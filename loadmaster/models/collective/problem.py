@@ -42,7 +42,7 @@ class SwitchPolicy:
 
 @dataclass(frozen=True)
 class Sketch:
-    """What a user draws of an algorithm; ranks are local, 0 to the ranks of a node less one, unless said otherwise.
+    """A user's sketch of an algorithm; ranks are local, 0 to the ranks of a node less one, unless said otherwise.
 
     Source: [Shah23], section 5.4.1 and appendix B.1; both published dialects are read into this.
 
@@ -104,7 +104,7 @@ class CollectiveProblem(ShownProblem):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large it is, for a person who waits for its plan."""
+        """Size of the problem, for a person who waits for its plan."""
         topology = self.topology
         return {"ranks": topology.rank_count, "links": len(topology.links), "sizes": len(self.sizes_bytes)}
 

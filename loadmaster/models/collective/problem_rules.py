@@ -1,4 +1,4 @@
-"""What a problem's fields must be to each other: every refusal names the field, the value and the remedy."""
+"""Rules between the fields of a problem: every refusal names the field, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_CHUNK_COUNT = 1 << 18
 def check_problem(problem: CollectiveProblem) -> None:
     """Refuse a problem that means nothing.
 
-    Links that do not connect what must meet mean something: there is no schedule, and its plan says so
+    Links that do not connect what must meet mean something: the plan says that no schedule exists
     (:mod:`loadmaster.models.collective.reach`), whether the topology or a sketch lacks them.
 
     Raises:
@@ -95,7 +95,7 @@ def _check_sizes(problem: CollectiveProblem) -> None:
 
 
 def _check_total(problem: CollectiveProblem) -> None:
-    """Where sizes are given chunk by chunk there is one size: all of them together."""
+    """Require one size, the total, where sizes are given chunk by chunk."""
     field = "pair_bytes" if problem.collective == "alltoallv" else "custom"
     total = sum(map(sum, problem.pair_bytes or ())) + sum(chunk.size_bytes for chunk in problem.custom or ())
     if problem.sizes_bytes != (total,):
@@ -105,7 +105,7 @@ def _check_total(problem: CollectiveProblem) -> None:
 
 
 def _check_links(problem: CollectiveProblem) -> None:
-    """What topologies leave open: order of resources, switches, and times that can still be added up."""
+    """Check what topologies leave open: order of resources, switches, and times that can still be added up."""
     topology = problem.topology
     largest = problem.sizes_bytes[-1]
     for index, link in enumerate(topology.links):

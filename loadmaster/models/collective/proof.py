@@ -1,6 +1,6 @@
-"""What is proved of a problem at one size: no algorithm that it allows is faster.
+"""Proofs for a problem at one size: no algorithm that it allows is faster.
 
-An algorithm of a plan has a form and a number of chunks. A bound of one form is none of the other: a sum on the way
+An algorithm of a plan has a form and a number of chunks. A bound of one form does not bound the other: a sum on the way
 must become whole on some rank and be spread from there, where inputs that are gathered need not. So each form has its
 bound, and the least of them holds for all. Where the problem names the numbers of chunks, a form's bound is the least
 over those; where it leaves them open, it is that of divisible chunks, which holds for every number of them. Of
@@ -28,7 +28,7 @@ ROUTING = "routing relaxation"
 
 @dataclass(frozen=True)
 class FormProof:
-    """What is proved of all algorithms of one form.
+    """The proof for all algorithms of one form.
 
     Attributes:
         instance: its chunks, in the least number that may be asked for.
@@ -46,7 +46,7 @@ class FormProof:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is proved of all algorithms of a problem at one size."""
+    """The proof for all algorithms of a problem at one size."""
 
     forms: tuple[FormProof, ...]
 
@@ -60,11 +60,11 @@ class Proof:
         return self.weakest.bound
 
     def of(self, form: Form) -> FormProof:
-        """What is proved of one form."""
+        """The proof for one form."""
         return next(found for found in self.forms if found.form == form)
 
     def with_bound(self, form: Form, bound: Bound) -> Proof:
-        """The same with a better bound of one form."""
+        """Replace the bound of one form by a better one."""
         return Proof(tuple(replace(found, bound=bound) if found.form == form else found for found in self.forms))
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a schedule exists at all: can every chunk get from where it starts to where it must end?"""
+"""Reachability of targets: a schedule exists if every chunk can get from where it starts to where it must end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 8
 
 
 def unreachable(instance: Instance) -> Unreachable | None:
-    """The first chunk that cannot reach one of its targets, with the cut; None: there is a schedule.
+    """The first chunk that cannot reach one of its targets, with the cut; None: a schedule exists.
 
     A sum needs a rank that each of its parts can reach, and from which the whole reaches each of its targets. A chunk
     of no bytes is everywhere.
@@ -35,7 +35,7 @@ def unreachable(instance: Instance) -> Unreachable | None:
 
 
 class Reach:
-    """Where the chunks of an instance can get; chunks that may use the same links share it."""
+    """The ranks that an instance's chunks can reach; chunks that may use the same links share the answers."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -79,7 +79,7 @@ def _reached(instance: Instance, chunk: int, start: Sequence[int]) -> frozenset[
 
 
 def _no_root(instance: Instance, chunk: int, missed: int, found: frozenset[int]) -> str:
-    """Why a sum is nowhere complete, where each part could reach each target."""
+    """Explain why a sum is nowhere complete, where each part could reach each target."""
     of = instance.chunks[chunk]
     return (
         f"Chunk {chunk} is a sum of the parts of {_ranks(of.sources)}, for {_ranks(of.targets)}. A part is sent on "
@@ -104,7 +104,7 @@ def _why(instance: Instance, chunk: int, start: Sequence[int], rank: int, reache
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0, 1, 2``, shortened."""
+    """Name ranks: ``rank 3`` or ``ranks 0, 1, 2``, shortened."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

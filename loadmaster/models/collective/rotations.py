@@ -1,4 +1,4 @@
-"""Rotations of ranks as symmetries of an instance: what they do to chunks, and the refusal of those that are none.
+"""Rotations of ranks as symmetries of an instance: their images of chunks, and the refusal of those that are not.
 
 Source: [Shah23], section 5.4.1 (algorithm symmetry) and appendix B.1 (``symmetry_offsets``). A
 rotation (offset, group) moves every rank by offset inside its group of that many consecutive ranks, in all groups at
@@ -18,7 +18,7 @@ _Signature = tuple[int, bool, frozenset[int], frozenset[int], frozenset[int] | N
 
 
 def rotation(rank_count: int, offset: int, group: int, field: str = "sketch.symmetry") -> tuple[int, ...]:
-    """Where each rank goes.
+    """Image of each rank under a rotation.
 
     Raises:
         InputError: the groups do not divide the ranks, or nothing moves.
@@ -34,7 +34,7 @@ def rotation(rank_count: int, offset: int, group: int, field: str = "sketch.symm
 def chunk_images(
     chunks: Sequence[Chunk], ranks: Sequence[int], owners: Sequence[int] | None = None, field: str = "sketch.symmetry"
 ) -> tuple[int, ...]:
-    """Where each chunk goes when ranks do: to the one with the images of its sources, targets and senders.
+    """Image of each chunk when ranks move: the chunk with the images of its sources, targets and senders.
 
     Of several such, the j-th of one rank's goes to the j-th of the other's.
 
@@ -84,7 +84,7 @@ def generator(
     """A rotation as a verified symmetry of an instance.
 
     Raises:
-        InputError: it is none; the message names the pair that breaks it.
+        InputError: it is not a symmetry; the message names the pair that breaks it.
     """
     ranks = rotation(instance.topology.rank_count, offset, group, field)
     symmetry = Symmetry(ranks, chunk_images(instance.chunks, ranks, owners, field))

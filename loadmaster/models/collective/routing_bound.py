@@ -14,20 +14,20 @@ Minimize time subject to
 (B2)  time >= sum of transfer x[c,k] for chunks of one target: a way takes its links one after another; it is no faster
       in messages that carry more - `follow_the_way`
 (B3)  a way leaves its source, arrives at its target, and leaves other ranks as often as it arrives - `keep_the_way`
-(B4)  chunks of several targets: each target that is no source gets c from somewhere, a link out of a rank that is no
-      source is no more used than links into it, and a node with targets but no source is entered - `bring_to_all`
+(B4)  chunks of several targets: each target that is not a source gets c from somewhere, a link out of a rank that is
+      not a source is used no more than links into it, and a node with targets but no source is entered - `bring_to_all`
 
-h_p is what p's time has besides bytes: the least head + message_ns + tail over the pairs (c, k) on p, where head is
+h_p is the time of p without bytes: the least head + message_ns + tail over the pairs (c, k) on p, where head is
 the distance from c's sources to k, and tail that from k to a target (for one target; else the latency alone); but no
 more than the time is known to be, so that (B1) holds for a p that nothing uses.
 
 Pairs with head + transfer + tail > ``within_ns`` are left out: no schedule that takes ``within_ns`` or less uses them.
 So the answer is that every schedule takes min(optimum, within_ns) or more; no solution means more than within_ns.
 
-**Aliasing is no restriction here.** The program is linear, and a symmetry of the instance maps its points onto points
+**Aliasing restricts nothing here.** The program is linear, and a symmetry of the instance maps its points onto points
 of the same time. The average of a point's images under the whole group is a point too (the set is convex), has the same
 time, and equal values on orbits. So the least time is found among points with one variable for each orbit. Of a program
-with integers that would not hold: averages are no integers.
+with integers that would not hold: averages are not integers.
 
 **Divisible chunks.** The program of one byte of a chunk, with its cost in (B2) and in heads and tails, holds for every
 byte; so it does for their average, whose x carries the chunk's bytes in (B1).
@@ -86,12 +86,12 @@ class Variables:
                 self.of_chunk[c].append(p)
 
     def moves(self, c: int) -> bool:
-        """Whether a chunk has one target, at which it does not start."""
+        """Return whether a chunk has one target, at which it does not start."""
         chunk = self.instance.chunks[c]
         return len(chunk.targets) == 1 and chunk.targets[0] not in chunk.sources
 
     def _pairs(self) -> tuple[IntArray, IntArray, IntArray]:
-        """[pairs] chunk, link, and head + message + tail, of all that ``within_ns`` leaves."""
+        """Chunk, link, and head + message + tail of all pairs that ``within_ns`` leaves: each [pairs]."""
         network = self.network
         numbers = [c for c, chunk in enumerate(self.instance.chunks) if chunk.size_bytes]
         found: list[tuple[IntArray, IntArray, IntArray]] = []
@@ -127,7 +127,7 @@ class RoutingBound:
     variables: Variables
 
     def proved_ns(self, value: float | None) -> int:
-        """What every schedule takes at least.
+        """Least time of every schedule that a value of the program proves.
 
         Args:
             value: a bound of the program, as its solver reports; None: it has no solution.
@@ -164,7 +164,7 @@ def formulate(
 
 
 def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
-    """(B1)"""
+    """Add (B1): the time covers what each resource carries."""
     links, first = v.instance.topology.links, v.aliases.links
     size_bytes = np.array([c.size_bytes for c in v.instance.chunks], dtype=np.float64)[v.chunk]
     load = size_bytes / np.array([k.gbps for k in links])[v.link]
@@ -173,7 +173,7 @@ def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
     seen: set[tuple[int, ...]] = set()
     block = b.row_list("carry_on_resources")
     for held in holders_of(v.instance.topology):
-        # Resources with links of the same orbits have equal rows, or nearly: to leave one out is no restriction.
+        # Resources with links of the same orbits have equal rows, or nearly: to leave one out restricts nothing.
         look = tuple(sorted(int(first[k]) for k in held))
         pairs = np.concatenate([order[ends[k] : ends[k + 1]] for k in held]) if held else order[:0]
         if look in seen or not len(pairs):
@@ -187,7 +187,7 @@ def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
 
 
 def follow_the_way(b: ProgramBuilder, v: Variables) -> None:
-    """(B2)"""
+    """Add (B2): the time covers the way of each chunk of one target."""
     block = b.row_list("follow_the_way")
     for c, pairs in v.of_chunk.items():
         if v.moves(c):
@@ -198,7 +198,7 @@ def follow_the_way(b: ProgramBuilder, v: Variables) -> None:
 
 
 def keep_the_way(b: ProgramBuilder, v: Variables) -> None:
-    """(B3)"""
+    """Add (B3): a way leads from its source to its target."""
     block = b.row_list("keep_the_way")
     for c, pairs in v.of_chunk.items():
         chunk = v.instance.chunks[c]
@@ -218,7 +218,7 @@ def keep_the_way(b: ProgramBuilder, v: Variables) -> None:
 
 
 def bring_to_all(b: ProgramBuilder, v: Variables) -> None:
-    """(B4)"""
+    """Add (B4): chunks of several targets get to every target."""
     topology = v.instance.topology
     block = b.row_list("bring_to_all")
     for c, pairs in v.of_chunk.items():

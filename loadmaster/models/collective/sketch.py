@@ -1,4 +1,4 @@
-"""What a communication sketch makes of a physical topology: fewer links, split NICs, relays and switch policies.
+"""Logical topologies: a communication sketch cuts a physical one down to fewer links, split NICs, relays and policies.
 
 A sketch keeps a subset of the links: within a node those through its switches, between nodes those from its senders to
 their receivers. Links keep the resources that they hold, so senders on one NIC take turns on it, each at its full
@@ -37,7 +37,7 @@ LanePair = tuple[int, int]
 
 
 def local_ranks(topology: Topology) -> tuple[int, ...]:
-    """Per rank, its place among the ranks of its node."""
+    """Place of each rank among the ranks of its node."""
     found = [0] * topology.rank_count
     for ranks in topology.ranks_of_node.values():
         for place, rank in enumerate(ranks):
@@ -77,7 +77,7 @@ def logical_topology(topology: Topology, sketch: Sketch) -> Topology:
 
 
 def connections(topology: Topology, sketch: Sketch) -> tuple[int, ...]:
-    """Per switch of the logical topology: +1 few links (uc-min), -1 many (uc-max), 0 as many as it likes."""
+    """Wish for each switch of the logical topology: +1 few links (uc-min), -1 many (uc-max), 0 as many as it likes."""
     if not sketch.switches:
         return (0,) * len(topology.switches)
     return tuple(_WISH[policy.strategy] for policy in sketch.switches) * topology.node_count

@@ -1,4 +1,4 @@
-"""What collective plans state beside their sends: times, what is proved of each size, why there is no plan."""
+"""Statements of collective plans apart from their sends: times, what is proved of each size, why no plan exists."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def _recompute(problem: CollectiveProblem, plan: CollectivePlan, verdict: PlanCh
 
 
 def _algorithm(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> dict[str, Any]:
-    """What follows of one algorithm. Its bounds do where they are soon proved again; not what a solver proved of a
-    form, nor the least of the forms once that is better."""
+    """Recompute what follows for one algorithm: its time, and its bounds where they are soon proved again.
+
+    It leaves out what a solver proved of a form, and the least of the forms once that is better.
+    """
     found: dict[str, Any] = {"time_ns": check.time_ns}
     if algorithm.bound_by == NOTHING_YET:
         return {**found, "bound_ns": 0, "throughput_bound_ns": 0, "bound_by": NOTHING_YET}

@@ -22,12 +22,12 @@ subject to
 (T1)  length[s] >= latency_p + sum of message_ns used[k,s] + sum of bytes / gbps sent[c,k,s] over the links k that hold
       p, for every resource p and step s; latency_p is the longest of those links - `last_as_long_as_its_resources`
 (T2)  used[k,s] >= sent[c,k,s] - `use_what_carries`
-(T3)  sent[c,k,s] <= sum of sent[c,k',s'] over links k' to the source of k and s' < s, where that is no source of c -
+(T3)  sent[c,k,s] <= sum of sent[c,k',s'] over links k' to the source of k and s' < s, where that is not a source of c -
       `send_what_came_before`
-(T4)  a target that is no source gets c once, another rank at most once: sum of sent[c,k,s] over links k to it = 1, or
-      <= 1 - `arrive_once`
+(T4)  a target that is not a source gets c once, another rank at most once: sum of sent[c,k,s] over links k to it is 1,
+      or <= 1 - `arrive_once`
 
-The program is a restriction (steps, R of them, symmetric routes): its optimum is no bound. Where no link holds more
+The program is a restriction (steps, R of them, symmetric routes): its optimum is not a bound. Where no link holds more
 than one resource, its messages, started as early as their order allows, are done no later than the sum says; links that
 hold two may wait for one another.
 """
@@ -142,7 +142,7 @@ def formulate(instance: Instance, steps: int, usable: Sequence[Sequence[int]] | 
 
 
 def last_as_long_as_its_resources(b: ProgramBuilder, v: Variables) -> None:
-    """(T1)"""
+    """Add (T1): a step lasts as long as its resources need."""
     links, chunks = v.instance.topology.links, v.instance.chunks
     carried: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     for (c, k, s), column in zip(v.triples, v.sent.tolist(), strict=True):
@@ -166,7 +166,7 @@ def last_as_long_as_its_resources(b: ProgramBuilder, v: Variables) -> None:
 
 
 def use_what_carries(b: ProgramBuilder, v: Variables) -> None:
-    """(T2)"""
+    """Add (T2): a link that carries a chunk in a step is used in it."""
     pairs = {(v.used[k, s], column) for (_, k, s), column in zip(v.triples, v.sent.tolist(), strict=True)}
     used, sent = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
     row = np.arange(len(used))
@@ -174,7 +174,7 @@ def use_what_carries(b: ProgramBuilder, v: Variables) -> None:
 
 
 def send_what_came_before(b: ProgramBuilder, v: Variables) -> None:
-    """(T3)"""
+    """Add (T3): a link carries what came in an earlier step."""
     block, seen = b.row_list("send_what_came_before"), set()
     for p, (c, k, s) in enumerate(v.triples):
         column, source = int(v.sent[p]), v.instance.topology.links[k].source
@@ -191,7 +191,7 @@ def send_what_came_before(b: ProgramBuilder, v: Variables) -> None:
 
 
 def arrive_once(b: ProgramBuilder, v: Variables) -> None:
-    """(T4)"""
+    """Add (T4): a chunk gets to each target once, and to other ranks at most once."""
     block = b.row_list("arrive_once")
     chunks = v.instance.chunks
     wanted = {
@@ -229,7 +229,7 @@ def _triples(instance: Instance, steps: int, usable: Sequence[Sequence[int]]) ->
 
 
 def _hops(instance: Instance, usable: Sequence[int], start: Sequence[int], *, backwards: bool) -> list[int]:
-    """Per rank, the fewest links between it and any of some ranks."""
+    """Fewest links between each rank and any of some ranks."""
     links = instance.topology.links
     ends = [(links[k].target, links[k].source) if backwards else (links[k].source, links[k].target) for k in usable]
     found = [_NEVER] * instance.topology.rank_count

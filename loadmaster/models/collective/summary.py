@@ -1,4 +1,4 @@
-"""A collective in a few lines: what is sent, among whom, over what."""
+"""Summary of a collective in a few lines: what is sent, among whom, over what."""
 
 from __future__ import annotations
 

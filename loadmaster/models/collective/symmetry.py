@@ -41,7 +41,7 @@ def closure(generators: Sequence[Symmetry], rank_count: int, chunk_count: int) -
 
 
 def expect_automorphism(instance: Instance, symmetry: Symmetry, field: str) -> None:
-    """Refuse a generator that is none.
+    """Refuse a generator that is not an automorphism.
 
     Raises:
         InputError: naming the link, resource or chunk and the image that breaks it.
@@ -95,7 +95,7 @@ def breaks_chunks(chunks: Sequence[Chunk], symmetry: Symmetry) -> str | None:
 
 
 def holders_of(topology: Topology) -> list[list[int]]:
-    """Per resource, the indices of the links that hold it."""
+    """Indices of the links that hold each resource."""
     found: list[list[int]] = [[] for _ in topology.resources]
     for index, link in enumerate(topology.links):
         for resource in link.resources:

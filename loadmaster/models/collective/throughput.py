@@ -40,10 +40,10 @@ MOST_FLOW_LINKS = 20_000
 
 
 def throughput_bound_ns(instance: Instance, over: Callable[[], bool] = lambda: False) -> int:
-    """No schedule is faster with the chunks cut into however many parts. ``NEVER``: there is none at all.
+    """Lower bound with the chunks cut into however many parts. ``NEVER``: no schedule exists.
 
     Args:
-        over: whether the time for it is up; the best so far is a bound, too.
+        over: returns whether the time for it is up; the best so far is a bound, too.
     """
     network = Network(instance)
     best = Fraction(0)

@@ -1,4 +1,4 @@
-"""What the checker says of a schedule, or of a plan's whole table: the verdict, and the timeline that it comes from."""
+"""Verdicts of the checker on a schedule, or on a plan's whole table, and the timelines that they come from."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Check:
 
     @cached_property
     def arrivals(self) -> Mapping[tuple[int, int], int]:
-        """(chunk, rank) -> when the rank first holds it whole, for every rank that ever does."""
+        """Time when each rank first holds each chunk whole: (chunk, rank) -> ns, for every rank that ever does."""
         ranks = self.topology.rank_count
         return {divmod(key, ranks): ns for key, ns in zip(self.held.tolist(), self.held_ns.tolist(), strict=True)}
 
@@ -107,7 +107,7 @@ class PlanCheck:
         return sum(check.time_ns for check in self.algorithms) / 1e3
 
     def summary(self) -> dict[str, object]:
-        """What a plan document records of it."""
+        """Summarize the check for the plan document."""
         return {
             "ok": self.ok,
             "algorithms": len(self.algorithms),

@@ -1,4 +1,4 @@
-"""The backward pass of a program, on the program itself: more values, by the same operators ([Wu24] section 3.3.5).
+"""Backward pass of a program, on the program itself: more values, by the same operators ([Wu24] section 3.3.5).
 
 A value is a function on its space, and so is its gradient. An operator that makes rows of a finer space than one of its
 inputs has reads a row of that input several times: the gradient is the sum of what those rows ask for, an ``aggregate``
@@ -25,14 +25,14 @@ from loadmaster.models.graph.value import Value
 
 
 def with_backward(program: Program, of: Sequence[int] | None = None) -> Program:
-    """A program with its backward pass: each output has a ``gradient`` given, each value of ``of`` gets one.
+    """Extend a program by its backward pass: each output has a ``gradient`` given, each value of ``of`` gets one.
 
     Args:
         of: numbers of features and parameters; None: all parameters, and the features of nodes and edges.
 
     Raises:
-        InputError: the program has a backward pass, an output is no value of nodes, or something else than a feature or
-            parameter is named.
+        InputError: the program has a backward pass, an output is not a value of nodes, or something else than a feature
+            or parameter is named.
     """
     if program.forward_count != len(program.values):
         raise InputError("program", "given", "has a backward pass already", "Give the forward pass.")
@@ -57,7 +57,7 @@ class _Backward:
         self.needed = self._on_the_way()
 
     def program(self) -> Program:
-        """Both passes."""
+        """Build the program of both passes."""
         count = len(self.forward.values)
         for n in dict.fromkeys(self.forward.outputs):
             name = f"d_{self.forward.values[n].name}"
@@ -71,12 +71,12 @@ class _Backward:
         return self.b.program(self.forward.outputs, count, gradients)
 
     def _for_every_row(self, n: int) -> int:
-        """A gradient with a row for each row of its value, also where edges of one node or pair have the same."""
+        """Gradient of a value with a row for each of its rows, also where edges of one node or pair share a row."""
         found = self.found[n]
         return found if self.space(found) == self.space(n) else self.op("spread", found, space=self.space(n))
 
     def _on_the_way(self) -> set[int]:
-        """Values that something wanted goes into."""
+        """Numbers of the values that depend on a wanted value."""
         found = set(self.wanted)
         for n, value in enumerate(self.forward.values):
             if found.intersection(value.inputs):
@@ -84,11 +84,11 @@ class _Backward:
         return found
 
     def add_term(self, n: int, gradient: int) -> None:
-        """One more term of a value's gradient."""
+        """Add one more term to a value's gradient."""
         self.found[n] = gradient if n not in self.found else self.op("add", self.found[n], gradient)
 
     def op(self, op: str, *inputs: int, **more: Any) -> int:
-        """The number of a value by its operator."""
+        """Add a value to the program by its operator; return its number."""
         return self.b.made(op, *inputs, **more)
 
     def space(self, n: int) -> Space:
@@ -98,7 +98,7 @@ class _Backward:
         return self.b.types[n].shape
 
     def give(self, n: int, gradient: int, over: Space) -> None:
-        """A term of a value's gradient, of which there is a row for each row of ``over``; summed where they meet."""
+        """Add a term to a value's gradient, which has a row for each row of ``over``; rows of one target are summed."""
         if n not in self.needed:
             return
         while len(self.shape(gradient)) > len(self.shape(n)):
@@ -112,7 +112,7 @@ Backward = Callable[[_Backward, int, Value, int], None]
 
 
 def _map(slope: Callable[[_Backward, int, Value], int]) -> Backward:
-    """Of an operator on each number: the gradient times the slope, which is computed from the value and its input."""
+    """Rule of an operator on each number: the gradient times the slope, computed from the value and its input."""
 
     def rule(b: _Backward, n: int, value: Value, g: int) -> None:
         b.give(value.inputs[0], b.op("mul", g, slope(b, n, value)), b.space(n))
@@ -141,7 +141,7 @@ def _mul(b: _Backward, n: int, value: Value, g: int) -> None:
 
 
 def _times(b: _Backward, of: int, g: int, other: int, over: Space) -> None:
-    """g times the other factor; where the factor sought is a number for each row of both, their product at once."""
+    """Give a factor its gradient, g times the other factor; a dot product where the factor is a number for each row."""
     is_number = len(b.shape(of)) + 1 == len(b.shape(g)) == len(b.shape(other))
     b.give(of, b.op("dot" if is_number else "mul", g, other), over)
 

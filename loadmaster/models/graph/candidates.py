@@ -1,8 +1,8 @@
-"""Candidate kernels: all that a schedule of a program could consist of, each with what it reads and what it takes.
+"""Candidate kernels: all that a schedule of a program could consist of, each with its reads and its time.
 
 A candidate stores some values and makes others inline. For each value that may be kept (:mod:`.optional`) and that it
-needs, there is a candidate that reads it and one that makes it. What a kernel takes depends on nothing else, so the
-time of a schedule is the sum of its candidates'.
+needs, there is a candidate that reads it and one that makes it. A kernel's time depends on nothing else, so the time of
+a schedule is the sum of its candidates'.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import MOST_STORES, Kernel
 from loadmaster.models.graph.value import GIVEN
 
-# Candidates of one order, about: to make so many, and to solve their program, takes a second each.
+# Approximate limit of candidates of one order: making so many, and solving their program, takes a second each.
 MOST = 5_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel that can be.
+    """Kernel that a schedule may contain, for the integer program.
 
     Attributes:
         reads: values that others keep.
-        inline: values that could be kept, and are not where this is taken.
+        inline: values that could be kept, and are not where the candidate is taken.
     """
 
     kernel: Kernel
@@ -43,12 +43,12 @@ class Candidate:
 
 @dataclass
 class Candidates:
-    """All of a program.
+    """Candidates of one program.
 
     Attributes:
         must: values that every schedule keeps.
         may: values that a schedule may keep.
-        are_all: whether none were left out because they were too many.
+        are_all: False if some were left out because they were too many.
     """
 
     program: Program
@@ -59,12 +59,12 @@ class Candidates:
 
     @property
     def least_us(self) -> float:
-        """What no schedule goes below: each value that must be kept pays an equal part of a kernel that stores it."""
+        """Lower bound of all schedules' time, us: each value that must be kept pays an equal part of a kernel's."""
         return sum(self._parts_us.values())
 
     def within(self, limit_us: float) -> Candidates:
-        """Those that a schedule can have that takes no more: beyond its values' parts of the least, each has what is
-        left."""
+        """Select the candidates of schedules within a limit: beyond its values' parts of the lower bound, each may take
+        only what the limit leaves."""
         parts_us = self._parts_us
         left_us = limit_us - sum(parts_us.values())
         found = [c for c in self.found if c.time_us - sum(parts_us.get(n, 0.0) for n in c.kernel.stores) <= left_us]
@@ -81,10 +81,10 @@ class Candidates:
 
 
 def candidates(costs: Costs, *, by_time_alone: bool) -> Candidates:
-    """Of a program.
+    """Enumerate the candidate kernels of a program.
 
     Args:
-        by_time_alone: whether only time counts: fewer values are worth keeping then.
+        by_time_alone: whether only time counts: then fewer values are worth keeping.
     """
     program = costs.program
     must, may = required(program), optional(program, by_time_alone=by_time_alone)
@@ -105,7 +105,7 @@ class _Making:
         self.made_of = _made_of(self.program)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
-        """What kernels store: each value by itself, and those that fit into one kernel."""
+        """Iterate over sets of values that one kernel may store: each by itself, and those that fit together."""
         alike: dict[object, list[int]] = defaultdict(list)
         for n in sorted(self.must | self.may):
             template = template_of(self.program, n)
@@ -123,14 +123,14 @@ class _Making:
             yield from self._some((), values, MOST_STORES[template_of(self.program, values[0])])
 
     def _some(self, always: tuple[int, ...], others: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
-        """Sets of values that one kernel can store."""
+        """Iterate over sets of values that one kernel can store: ``always``, and some of ``others``."""
         for size in range(0 if always else 1, most - len(always) + 1):
             for some in itertools.combinations(others, size):
                 if self._fits_one_kernel({*always, *some}):
                     yield (*always, *some)
 
     def _epilogues(self, linear: int) -> list[int]:
-        """What could be made from the rows of a product: it reads them, where nothing else is kept."""
+        """Values that could be made from the rows of a product: they read it, where nothing else is kept."""
         space, is_forward = rows_class(self.program.types[linear].space), linear < self.program.forward_count
         return [
             n
@@ -142,7 +142,7 @@ class _Making:
         ]
 
     def _fits_one_kernel(self, stores: set[int]) -> bool:
-        """Whether no value that every schedule keeps lies between two of these."""
+        """Return whether no value that every schedule keeps is on a path between two of these values."""
         if len(stores) == 1:
             return True
         after: set[int] = set()
@@ -158,7 +158,7 @@ class _Making:
         return True
 
     def variants(self, stores: tuple[int, ...]) -> Iterator[Candidate]:
-        """One for every way to read or make what may be kept."""
+        """Iterate over candidates that store these values, one for each way to read or make what may be kept."""
         open_choices: list[frozenset[int]] = [frozenset()]
         inline_of: list[frozenset[int]] = [frozenset()]
         kernel = kernel_of(self.program, stores)
@@ -179,10 +179,10 @@ class _Making:
                 yield Candidate(*self.costs.fastest(kernel, need), kept, inline & need.inline)
 
     def _holds(self, needs: Inline, need: Need, stores: tuple[int, ...]) -> bool:
-        """(S3) and (S5) for one kernel, and (S2) within it."""
+        """Check (S3) and (S5) for one kernel, and (S2) within it."""
         if not need.elsewhere.isdisjoint(stores):
             return False
-        # What others make of its own values, it cannot wait for.
+        # A kernel cannot wait for what other kernels make of its own values.
         if any(self.made_of[r].intersection(stores) for r in need.reads.difference(stores)):
             return False
         for n in stores:
@@ -196,7 +196,7 @@ class _Making:
 
 
 def _made_of(program: Program) -> list[frozenset[int]]:
-    """Of each value, all that it is made of, directly or not."""
+    """Ancestors of each value: all that it is made of, directly or not."""
     found: list[frozenset[int]] = []
     for value in program.values:
         found.append(frozenset(value.inputs).union(*(found[i] for i in value.inputs)))

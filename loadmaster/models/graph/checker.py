@@ -1,4 +1,4 @@
-"""Holds graph plans against their problem, from program and statistics alone.
+"""Checker of graph plans against their problem, from program and statistics alone.
 
 A plan holds when
 
@@ -6,11 +6,11 @@ A plan holds when
       choices that it names;
 (G2)  its schedule holds by the rules of schedules (:mod:`.schedule_rules`), and the forward pass stores every value of
       the forward pass that is kept;
-(G3)  what lies in memory while any kernel runs (:mod:`.residence`), with the hot rows, is within the budget; there are
-      no more hot rows than rows;
+(G3)  the bytes in memory while any kernel runs (:mod:`.residence`), with the hot rows, are within the budget; there
+      are no more hot rows than rows;
 (G4)  its kernels are cut into tiles that the problem's device has.
 
-The objective is what all kernels take (:mod:`.costs`), and reading the other feature rows over the host link.
+The objective is the time of all kernels (:mod:`.costs`), and of reading the other feature rows over the host link.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from loadmaster.models.units import show_bytes
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict.
+    """Verdict on a graph plan, with the figures of the replay.
 
     Attributes:
         violations: in words, empty when the plan holds.
-        peak_bytes, peak_at: the most that lies in memory, and the kernel that runs then.
+        peak_bytes, peak_at: highest bytes in memory, and the kernel that runs then.
         kernels_us, gather_us: the two parts of the step.
-        kernels: what each takes.
+        kernels: cost of each kernel.
     """
 
     violations: tuple[str, ...]
@@ -56,17 +56,17 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the plan holds."""
+        """True if the plan holds: there are no violations."""
         return not self.violations
 
     def summary(self) -> dict[str, object]:
-        """What a plan document records of it."""
+        """Fields that a plan document records of the check."""
         names = ("ok", "peak_bytes", "peak_at", "kernels_us", "gather_us", "dram_bytes", "flops")
         return {name: getattr(self, name) for name in names}
 
 
 def check_plan(problem: GraphProblem, plan: GraphPlan) -> Check:
-    """Check a plan.
+    """Check a graph plan against its problem.
 
     Raises:
         InputError: the plan is of another problem, or infeasible.
@@ -85,7 +85,7 @@ def check(
     hot_rows: int,
     budget_bytes: int,
 ) -> Check:
-    """Hold an order, a schedule and a number of hot rows against the rules above."""
+    """Check an order, a schedule and a number of hot rows by the rules above."""
     wrong = _order(problem, choices, program) or broken_rules(program, schedule)
     if wrong:
         return Check(tuple(wrong), 0.0, 0, "", 0.0, 0.0, 0.0, 0.0)
@@ -123,7 +123,7 @@ def check(
 
 
 def _order(problem: GraphProblem, choices: Mapping[str, str], program: Program) -> list[str]:
-    """(G1)"""
+    """Check (G1), and return the violation, if any."""
     for order in orders(problem.program):
         if dict(order.choices) == dict(choices):
             same = _unnamed(problem.step(order.program)) == _unnamed(program)
@@ -132,13 +132,13 @@ def _order(problem: GraphProblem, choices: Mapping[str, str], program: Program) 
 
 
 def _unnamed(program: Program) -> Program:
-    """The same program, whatever its values are called; names of what is given are part of it."""
+    """Program without the names of its computed values; names of features and parameters stay."""
     values = tuple(v if v.op in ("feature", "parameter") else replace(v, name="") for v in program.values)
     return replace(program, values=values)
 
 
 def kernel_costs(problem: GraphProblem, program: Program, schedule: Schedule) -> tuple[KernelCost, ...]:
-    """What each kernel of a schedule takes."""
+    """Cost of each kernel of a schedule."""
     costs = Costs(program, problem.statistics, problem.element_bytes, problem.hardware)
     needs = Inline(program, frozenset(schedule.kept))
     found = []
@@ -150,7 +150,7 @@ def kernel_costs(problem: GraphProblem, program: Program, schedule: Schedule) ->
 
 
 def fastest_tiles(problem: GraphProblem, program: Program, schedule: Schedule) -> Schedule:
-    """The same kernels, each in the tiles of the device that take least time."""
+    """Cut each kernel of a schedule into the tiles of the device that take least time."""
     costs = Costs(program, problem.statistics, problem.element_bytes, problem.hardware)
     needs = Inline(program, frozenset(schedule.kept))
     kernels = tuple(costs.fastest(kernel, kernel_need(needs, kernel))[0] for kernel in schedule.kernels)
@@ -158,7 +158,7 @@ def fastest_tiles(problem: GraphProblem, program: Program, schedule: Schedule) -
 
 
 def kernel_need(needs: Inline, kernel: Kernel) -> Need:
-    """What a kernel needs for all that it stores."""
+    """Collect what a kernel needs for all values that it stores."""
     found = Need()
     for n in kernel.stores:
         found |= needs.to_make(n)
@@ -166,6 +166,6 @@ def kernel_need(needs: Inline, kernel: Kernel) -> Need:
 
 
 def kernel_words(program: Program, schedule: Schedule, at: int) -> str:
-    """A kernel, for a person: ``traverse of target: aggregate12, aggregate16``."""
+    """Describe a kernel for a person: ``traverse of target: aggregate12, aggregate16``."""
     kernel = schedule.kernels[at]
     return f"{kernel.template} of {kernel.rows}: {', '.join(program.values[n].name for n in kernel.stores)}"

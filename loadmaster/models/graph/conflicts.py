@@ -1,7 +1,7 @@
-"""Why a set of kernels is too much: the few facts about them for which no sequence fits.
+"""Conflicts of kernels that need too much memory: the few facts about them for which no sequence fits.
 
-Other sets of kernels with the same facts need not be tried. Storing and reading more, or more kernels beside, takes no
-less: so facts are left out, one by one, as long as no sequence of what is left fits.
+Other sets of kernels with the same facts need not be tried. Storing and reading more, or running more kernels, takes
+no less: so facts are left out, one by one, as long as no sequence of what is left fits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from loadmaster.models.graph.sequence import Fact, Sequences
 
 
 def conflict(sequences: Sequences, facts: Sequence[Fact], most_bytes: int) -> list[Fact] | None:
-    """Some of the facts, no one of which could be left out; None where a sequence fits, or none may have been found.
+    """Find a minimal set of facts for which no sequence fits; None where one fits, or the search was not complete.
 
     Args:
         facts: of all kernels.

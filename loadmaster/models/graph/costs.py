@@ -1,4 +1,4 @@
-"""What a kernel costs: bytes, products and steps, and the time that they take on a GPU.
+"""Cost model of a kernel: bytes, products and steps, and the time that they take on a GPU.
 
     time = max(DRAM bytes / bandwidth, cache bytes / bandwidth, matrix FLOP / rate + values made / rate)
            + steps * step + launches * launch
@@ -6,11 +6,12 @@
 *Bytes.* What is stored, and what is read: :mod:`.reading`.
 
 *Products.* A tile of rows has one relation: each relation's last tile is padded. Each tile reads the weight through the
-cache. An outer product turns its rows over first, at two thirds of the rate. What is made on the way for the rows of a
-product holds it up; elsewhere it costs nothing beside its reads: it is done while the kernel waits for them.
+cache. An outer product transposes its rows first, at two thirds of the rate. Values made on the way for the rows of a
+product delay it; elsewhere they cost nothing but their reads: they are computed while the kernel waits for these.
 
-*Steps.* Of the program that takes longest, which ends the kernel: a row that is not cut, or a chunk, is run over in
-steps, each of which waits for memory (:mod:`.cut`). An aggregate that needs another one of its kernel runs again.
+*Steps.* The program that takes longest ends the kernel, and its steps count: it runs over a row that is not cut, or a
+chunk, in steps, each of which waits for memory (:mod:`.cut`). An aggregate that needs another one of its kernel runs
+again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from loadmaster.models.graph.statistics import GraphStatistics
 # Rows of an outer product that a program takes at once.
 OUTER_ROWS = 32
 OUTER_SLOWER = 1.5
-# No numbers of rows are waited for first.
+# Part of a step where rows are taken in the order of memory: their numbers need not be read first.
 STEP_AS_THEY_LIE = 0.5
 # The parts of a tile on which the time of a template depends.
 _COUNTED: Mapping[Template, tuple[str, ...]] = {"gemm": ("rows",), "traverse": ("rows", "warps")}
@@ -41,11 +42,11 @@ _COUNTED: Mapping[Template, tuple[str, ...]] = {"gemm": ("rows",), "traverse": (
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does.
+    """Work of a kernel, in the quantities that its time depends on.
 
     Attributes:
         dram_bytes, l2_bytes: moved between the GPU's memory and its cache; between the cache and the kernel.
-        stored_bytes: of these, what it stores.
+        stored_bytes: part of them that it stores.
         matrix_flops, outer_flops: of products; of these, of outer products.
         made: values that are made for the rows of a product.
         steps: of the program that takes longest.
@@ -62,7 +63,7 @@ class Work:
     launches: int = 1
 
     def terms_us(self, hardware: GraphHardware, element_bytes: int) -> tuple[float, float, float]:
-        """What each of the resources takes, of which a kernel waits for one."""
+        """Time of each resource, us: memory, cache and arithmetic; a kernel waits for the slowest."""
         flops = self.matrix_flops + (OUTER_SLOWER - 1.0) * self.outer_flops
         return (
             self.dram_bytes / (hardware.dram_gbps * 1e3),
@@ -71,13 +72,13 @@ class Work:
         )
 
     def time_us(self, hardware: GraphHardware, element_bytes: int) -> float:
-        """Of the kernel."""
+        """Estimated time of the kernel, us."""
         waits_us = self.steps * hardware.step_us + self.launches * hardware.launch_us
         return max(self.terms_us(hardware, element_bytes)) + waits_us
 
 
 class Costs:
-    """The costs of a program's kernels on a graph."""
+    """Costs of a program's kernels on a graph."""
 
     def __init__(
         self, program: Program, statistics: GraphStatistics, element_bytes: int, hardware: GraphHardware
@@ -87,22 +88,22 @@ class Costs:
         self._reading = Reading(program, statistics, element_bytes, hardware.l2_bytes)
 
     def value_bytes(self, n: int) -> int:
-        """Of a value that is kept or given."""
+        """Bytes of a value that is kept or given."""
         typed = self.program.types[n]
         return self.statistics.rows(typed.space) * typed.numbers * self.element_bytes
 
     def cold_bytes(self, n: int) -> float:
-        """Of a value that is stored: what goes to the GPU's memory."""
+        """Bytes of a stored value that go to the GPU's memory."""
         size = self.value_bytes(n)
         return size * self._reading.cold(size)
 
     def time_us(self, kernel: Kernel, need: Need) -> float:
-        """Of a kernel that needs this."""
+        """Estimated time of a kernel with these needs, us."""
         return self.work(kernel, need).time_us(self.hardware, self.element_bytes)
 
     def fastest(self, kernel: Kernel, need: Need) -> tuple[Kernel, float]:
-        """The same kernel in those of the device's tiles that take least time, and that time; where several do, as it
-        is cut by rule."""
+        """Cut a kernel into those of the device's tiles that take least time; return it with that time. Among equal
+        ones the cut by rule is taken."""
         of, parts = self._by_tile(kernel, need), _COUNTED.get(kernel.template, ())
         different: dict[tuple[int, ...], Tile] = {}
         for tile in self.hardware.tiles.of(kernel.template).from_(kernel.tile):
@@ -112,15 +113,15 @@ class Costs:
         return replace(kernel, tile=tile), time_us
 
     def work(self, kernel: Kernel, need: Need) -> Work:
-        """Of a kernel.
+        """Work of a kernel.
 
         Args:
-            need: of all that it stores.
+            need: needs of all that it stores.
         """
         return self._by_tile(kernel, need)(kernel.tile)
 
     def _by_tile(self, kernel: Kernel, need: Need) -> Callable[[Tile], Work]:
-        """What a kernel does, cut into these tiles or those."""
+        """Work of a kernel as a function of its tile."""
         stored = sum(self.value_bytes(n) for n in kernel.stores)
         dram, cache = self._reading.bytes(kernel, need)
         found = Work(dram + sum(map(self.cold_bytes, kernel.stores)), cache + stored, stored)
@@ -147,7 +148,7 @@ class Costs:
         return of
 
     def _widest(self, kernel: Kernel, need: Need) -> int:
-        """Numbers of the widest row that a kernel reads, makes or stores; weights aside."""
+        """Width of the widest row that a kernel reads, makes or stores, without weights."""
         types = self.program.types
         read = (types[n].numbers for n in need.reads | need.inline if types[n].space not in WEIGHT_SPACES)
         return max(*read, *(types[n].numbers for n in kernel.stores), 1)
@@ -192,11 +193,11 @@ class Costs:
         return lambda _: summed
 
     def _made(self, need: Need) -> int:
-        """Values of a row that are made of several others: what is made of one alone, whoever reads that makes too."""
+        """Count the values of a row that are made of several others; one made of a single value is not counted."""
         return sum(len(self.program.values[v].inputs) > 1 for v in need.inline)
 
 
 def _padded(types: Iterable[int], tile: int) -> tuple[int, int]:
-    """Rows, each type's filled up to whole tiles, and how many tiles."""
+    """Count the rows, each type's padded to whole tiles, and the tiles."""
     tiles = sum(-(-rows // tile) for rows in types)
     return tiles * tile, tiles

@@ -1,4 +1,4 @@
-"""How a traversal is cut into programs of the GPU: by rule, from the numbers of its values and the rows of a graph.
+"""Cut of a traversal into programs of the GPU: by rule, from the widths of its values and the rows of a graph.
 
 Short rows are taken several at a time, each with so many slots for the rows that belong to it: a program works on
 [rows, slots] at once. Rows that are longer than a bound are cut into chunks, which are programs of their own: the
@@ -13,10 +13,10 @@ from loadmaster.models.graph.schedule import Tile
 from loadmaster.models.graph.spaces import WEIGHT_SPACES, Space
 
 LEAST_NUMBERS = 1024  # that a program has of a value, where rows are short
-SLOT_NUMBERS = 8  # of one value that a thread holds: with more there are too few registers for what else it holds
+SLOT_NUMBERS = 8  # of one value that a thread holds: with more there are too few registers for the rest
 CUT_NUMBERS = 1 << 15  # of the widest value, in the longest row that is not cut
-# Steps of the loop over the longest row that is not cut, on small graphs and on large ones; there, every program has
-# followers enough to hide it, and cutting costs more than it saves.
+# Steps of the loop over the longest row that is not cut, on small graphs and on large ones; on large ones enough other
+# programs hide it, and cutting costs more than it saves.
 FEW_STEPS, MANY_STEPS = 16, 64
 BUSY_PROGRAMS = 2048
 LEAST_BOUND = 32
@@ -30,12 +30,12 @@ NARROW_WARPS = 8  # where rows are short: more of them wait for memory at a time
 
 @dataclass(frozen=True)
 class Cut:
-    """How a traversal is cut on a graph.
+    """Cut of a traversal on one graph.
 
     Attributes:
         rows, slots: of a program that takes short rows.
         chunk_slots: rows that a program of a chunk takes at once.
-        bound: the longest row that is not cut; 0: all are cut, None: none is.
+        bound: length of the longest row that is not cut; 0: all are cut, None: none is.
         by_length: whether rows are taken in the order of their lengths.
         warps: of a program.
     """
@@ -49,7 +49,7 @@ class Cut:
 
 
 def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, longest: int) -> Cut:
-    """The cut of a traversal.
+    """Choose the cut of a traversal by rule.
 
     Args:
         widest: numbers of the widest value that it reads, makes or stores.
@@ -71,7 +71,7 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
     mean = min(slots, ceil_power(-(-over_rows // to_rows)))
     each = mean
     if by_length:
-        # Rows that are alike need no more slots than keep enough programs busy.
+        # Rows of similar length need no more slots than keep enough programs busy.
         each = min(mean, max(LEAST_SLOTS, mean // 4))
         while each < mean and to_rows * each < LEAST_PROGRAMS * slots:
             each *= 2
@@ -80,25 +80,25 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
 
 
 def _steps(over_rows: int, slots: int) -> int:
-    """That the program of the longest row makes, at the most."""
+    """Largest number of steps that the program of the longest row may make."""
     return floor_power(min(MANY_STEPS, max(FEW_STEPS, over_rows // (slots * BUSY_PROGRAMS))))
 
 
 def _bound(widest: int, slots: int, steps: int) -> int:
-    """The longest row that is not cut."""
+    """Length of the longest row that is not cut."""
     return max(LEAST_BOUND, min(2048, CUT_NUMBERS // widest, steps * slots))
 
 
 def chunk_rows(over_rows: int) -> int:
-    """Rows of a chunk, where few rows share all, as of a weight's gradient."""
+    """Rows of a chunk where all edges belong to few rows, as in a weight's gradient."""
     return max(LEAST_CHUNK_ROWS, -(-over_rows // CHUNKS))
 
 
 def ceil_power(count: int) -> int:
-    """The least power of two that is no less."""
+    """Smallest power of two that is not less than the count."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def floor_power(count: int) -> int:
-    """The greatest power of two that is no more; 1 for less."""
+    """Largest power of two that is not more than the count; 1 for counts below 1."""
     return 1 << (max(1, count).bit_length() - 1)

@@ -1,8 +1,8 @@
 """Synthetic graphs with the sizes of well-known data sets: those of [Wu24] Table 3.3.
 
 Nodes and edges, node types and relations are the data sets' own. So are the compaction ratios (different pairs of
-source and relation for each edge) of am and fb15k, published with Figure 3.11; that of mag is what its four relations
-and their sources come to. The others are chosen within the range of these. Every relation goes from one node type to
+source and relation for each edge) of am and fb15k, published with Figure 3.11; that of mag follows from its four
+relations and their sources. The others are chosen within the range of these. Every relation goes from one node type to
 one; relations are of Zipf sizes; some nodes have many edges: the degree of the k-th busiest falls as its square root.
 """
 
@@ -17,13 +17,13 @@ from loadmaster.errors import InputError
 
 Ids = NDArray[np.int32]
 
-# At most so much of a node type are sources of one relation.
+# Largest share of a node type's nodes that are sources of one relation.
 _MOST_OF_A_TYPE = 0.95
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Sizes of a graph.
+    """Sizes of a data set's graph.
 
     Attributes:
         types: shares of the nodes by type.
@@ -39,7 +39,7 @@ class DataSet:
 
     @property
     def node_type_counts(self) -> tuple[int, ...]:
-        """Nodes of each type."""
+        """Number of nodes of each type."""
         ends = np.rint(np.cumsum(self.types) / sum(self.types) * self.nodes).astype(int)
         return tuple(np.diff(np.r_[0, ends]).tolist())
 
@@ -64,10 +64,10 @@ DATA_SETS: dict[str, DataSet] = {
 
 
 def data_set(name: str) -> DataSet:
-    """The sizes of a data set.
+    """Return the sizes of a data set by its name.
 
     Raises:
-        InputError: it is none of them.
+        InputError: there is no such data set.
     """
     if name not in DATA_SETS:
         raise InputError("dataset", name, "is no data set that is known", f"Choose one of: {', '.join(DATA_SETS)}.")
@@ -75,12 +75,12 @@ def data_set(name: str) -> DataSet:
 
 
 def generated(name: str, seed: int = 0) -> tuple[Ids, Ids, Ids]:
-    """Source, target and relation of every edge of a graph of these sizes, [edges] each; the same for the same seed.
+    """Generate a graph of a data set's sizes: source, target and relation of every edge, [edges] each, by seed.
 
     Nodes are numbered type by type; edges are sorted by relation.
 
     Raises:
-        InputError: the name is of no data set.
+        InputError: there is no such data set.
     """
     of = data_set(name)
     rng = np.random.default_rng([seed, *name.encode()])
@@ -123,7 +123,7 @@ def _filled(of: DataSet, edges: NDArray[np.int64], most: NDArray[np.int64]) -> N
 
 
 def _sources(rng: np.random.Generator, edges: int, pairs: int, nodes: int) -> Ids:
-    """``pairs`` different nodes, each once; some of them again and again."""
+    """Sources of a relation's edges: ``pairs`` different nodes, each at least once, some of them many times."""
     chosen = _scattered(rng, np.arange(pairs), nodes)
     again = chosen[_square(rng, edges - pairs, pairs)]
     found = np.concatenate([chosen, again])
@@ -142,7 +142,7 @@ def _square(rng: np.random.Generator, count: int, among: int) -> Ids:
 
 
 def _scattered(rng: np.random.Generator, numbers: NDArray[np.integer], nodes: int) -> Ids:
-    """Each number below ``nodes`` to another: busy nodes are not neighbours in memory."""
+    """Permute numbers below ``nodes``, so that busy nodes are not neighbours in memory."""
     step = int(rng.integers(nodes // 2, nodes)) | 1 if nodes > 2 else 1
     while np.gcd(step, nodes) != 1:
         step += 2

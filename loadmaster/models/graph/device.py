@@ -1,4 +1,4 @@
-"""What a GPU does to the kernels of graph layers: the constants of the cost model."""
+"""Constants of the cost model for kernels of graph layers, by GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Rate = Annotated[float, Bounds(gt=0, le=1e9)]
 
 @dataclass(frozen=True)
 class TemplateTiles:
-    """The tiles among which a plan chooses for each kernel, by the kernel's template."""
+    """Tiles among which a plan chooses for each kernel, by the kernel's template."""
 
     leave_out_defaults: ClassVar = True
 
@@ -26,7 +26,7 @@ class TemplateTiles:
     fold: Tiles = EVERY_TILE
 
     def of(self, template: Template) -> Tiles:
-        """Of one template."""
+        """Tiles of one template."""
         found: Tiles = getattr(self, template)
         return found
 
@@ -36,17 +36,17 @@ EVERY_TEMPLATE = TemplateTiles()
 
 @dataclass(frozen=True)
 class GraphHardware:
-    """One GPU.
+    """Constants of one GPU.
 
     Attributes:
         memory_bytes: of the device.
-        dram_gbps, l2_gbps: what its memory and its cache give these kernels, GB/s (1e9 bytes per second).
+        dram_gbps, l2_gbps: bandwidth of its memory and its cache in these kernels, GB/s (1e9 bytes per second).
         l2_bytes: of the cache.
-        matrix_tflops: of matrix products by bytes of an element, 1e12 FLOP/s: (2, 4).
+        matrix_tflops: rate of matrix products by bytes of an element, 1e12 FLOP/s: (2, 4).
         made_per_us: values of rows that products make on the way, in a microsecond.
-        step_us: what a program waits for memory, each time.
-        launch_us: what a launch costs beside its work.
-        tiles: that kernels may be cut into; all that they have, where none are left out.
+        step_us: time that a program waits for memory, each time.
+        launch_us: time of a launch in addition to its work.
+        tiles: that kernels may be cut into; by default all that they have.
     """
 
     leave_out_defaults: ClassVar = True
@@ -63,18 +63,17 @@ class GraphHardware:
     tiles: TemplateTiles = EVERY_TEMPLATE
 
     def matrix_rate(self, element_bytes: int) -> float:
-        """Of matrix products, 1e12 FLOP/s."""
+        """Rate of matrix products by bytes of an element, 1e12 FLOP/s."""
         return self.matrix_tflops[0 if element_bytes == 2 else 1]
 
 
-# What was fastest in trials on an H100, whatever the graph. The model knows no more of smaller tiles than what they
-# read and fill up.
+# The fastest in trials on an H100, whatever the graph. The model knows of smaller tiles only what they read and pad.
 _DEFAULT = Tiles(rows=(64,), columns=(64,), warps=(4,))
 FASTEST = TemplateTiles(Tiles(rows=(128,), columns=(64,), warps=(4, 8)), _DEFAULT, _DEFAULT, _DEFAULT, _DEFAULT)
 
-# Until a GPU is calibrated: near what 918 kernels on an H100 gave in the precision "high", with a third of its rate
-# for products, since those of float32 take three at PyTorch's default, "highest". Of 16 bits, twice the rate is an
-# estimate. An H200 differs by its memory.
+# Until a GPU is calibrated: near the fit to 918 kernels on an H100 in the precision "high", with a third of its rate
+# for products, since those of float32 take three at PyTorch's default, "highest". For 16 bits, twice the rate of "high"
+# is an estimate. An H200 differs by its memory.
 HARDWARE: Mapping[str, GraphHardware] = {
     "h100": GraphHardware("h100", 80 * 10**9, 2700.0, 6300.0, 50 << 20, (100.0, 17.0), 50_000.0, 0.4, 1.5, FASTEST),
     "h200": GraphHardware("h200", 141 * 10**9, 3850.0, 6300.0, 50 << 20, (100.0, 17.0), 50_000.0, 0.4, 1.5, FASTEST),
@@ -82,10 +81,10 @@ HARDWARE: Mapping[str, GraphHardware] = {
 
 
 def graph_hardware(name: str) -> GraphHardware:
-    """The estimated constants of a GPU by its name.
+    """Return the estimated constants of a GPU by its name.
 
     Raises:
-        InputError: there are none.
+        InputError: there are none for that name.
     """
     if name not in HARDWARE:
         raise InputError("hardware", name, "has no constants for graph layers", f"Use one of: {', '.join(HARDWARE)}.")

@@ -15,11 +15,11 @@ from loadmaster.models.graph.statistics import expect_statistics
 
 
 def check_problem(problem: GraphProblem) -> None:
-    """Refuse what the fields cannot say one by one.
+    """Refuse graph problems whose fields do not fit together.
 
     Raises:
-        InputError: operators that cannot take what they are given, outputs that are no values of nodes, a backward
-            pass, statistics that no graph has, two values of one name; names the field.
+        InputError: operators that cannot take their inputs, outputs that are not values of nodes, a backward pass,
+            statistics that no graph has, two values of one name; names the field.
     """
     program = problem.program
     expect_program(program)
@@ -51,7 +51,7 @@ def _expect_tiles(hardware: GraphHardware) -> None:
 
 
 def _expect_different_names(program: Program) -> None:
-    """Refuse two values of one name: layers are given their features and parameters by it, so one would be lost."""
+    """Refuse two values of one name: layers take features and parameters by name, so one would be lost."""
     first: dict[str, int] = {}
     for n, value in enumerate(program.values):
         at = first.setdefault(value.name, n)
@@ -61,7 +61,7 @@ def _expect_different_names(program: Program) -> None:
 
 
 def expect_program(program: Program) -> None:
-    """Refuse numbers that name no value, and operators that cannot take what they are given.
+    """Refuse programs with numbers that name no value, or operators that cannot take their inputs.
 
     Raises:
         InputError: naming the field.
@@ -78,11 +78,11 @@ def expect_program(program: Program) -> None:
 
 
 def read_problem(document: Document) -> GraphProblem:
-    """A graph problem from its document.
+    """Read a graph problem from its document.
 
     Raises:
-        InputError: unknown fields or versions, values out of range, what :func:`check_problem` refuses; names the
-            field.
+        InputError: unknown fields or versions, values out of range, problems that :func:`check_problem` refuses; names
+            the field.
     """
     problem = read(GraphProblem, PROBLEM_SCHEMA, document)
     check_problem(problem)
@@ -90,15 +90,15 @@ def read_problem(document: Document) -> GraphProblem:
 
 
 def write_problem(problem: GraphProblem) -> dict[str, Any]:
-    """The document of a problem; reading it back gives an equal problem."""
+    """Write the document of a problem; reading it back gives an equal problem."""
     return write(PROBLEM_SCHEMA, problem)
 
 
 def read_plan(document: Document) -> GraphPlan:
-    """A graph plan from its document. It is not checked here: see :mod:`loadmaster.models.graph.checker`.
+    """Read a graph plan from its document. It is not checked here: see :mod:`loadmaster.models.graph.checker`.
 
     Raises:
-        InputError: unknown fields or versions, values out of range, a program that is none; names the field.
+        InputError: unknown fields or versions, values out of range, an invalid program; names the field.
     """
     plan = read(GraphPlan, PLAN_SCHEMA, document)
     for field in ("objective", "program", "schedule"):
@@ -112,5 +112,5 @@ def read_plan(document: Document) -> GraphPlan:
 
 
 def write_plan(plan: GraphPlan) -> dict[str, Any]:
-    """The document of a plan; reading it back gives an equal plan."""
+    """Write the document of a plan; reading it back gives an equal plan."""
     return write(PLAN_SCHEMA, plan)

@@ -1,10 +1,10 @@
-"""Constants of the cost model from measured kernels.
+"""Fit of the cost model's constants to measured kernels.
 
     minimize  sum over kernels rho(log(estimate / measured))  +  sum over constants (STIFFNESS log(c / believed))^2
 
 rho is the square of small errors and grows as the error itself beyond :data:`LARGE`: a kernel that the model gets wrong
-does not spoil the rest. A constant that no kernel depends on keeps what was believed. Gauss-Newton steps on the
-logarithms, damped until each is one down (Levenberg-Marquardt).
+does not spoil the rest. A constant that no kernel depends on keeps its believed value. Gauss-Newton steps on the
+logarithms, damped until each goes down (Levenberg-Marquardt).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loadmaster.models.graph.device import GraphHardware
 from loadmaster.solvers.program import FloatArray
 
 LARGE = 0.2
-STIFFNESS = 0.5  # so what was believed counts as much as a quarter of a kernel
+STIFFNESS = 0.5  # so a believed value counts as much as a quarter of a kernel
 MOST_STEPS = 60
 _CLOSE = 1e-6
 _NUDGE = 1e-4
@@ -29,11 +29,11 @@ _NUDGE = 1e-4
 def fitted(
     hardware: GraphHardware, measured: Sequence[tuple[Work, float]], element_bytes: int, name: str
 ) -> GraphHardware:
-    """The constants at which the model comes closest to measured kernels.
+    """Fit the constants at which the model comes closest to measured kernels.
 
     Args:
-        hardware: the constants that are believed before.
-        measured: of each kernel what it does, and its time in microseconds.
+        hardware: the constants that are believed before the fit.
+        measured: work of each kernel, and its time in microseconds.
 
     Raises:
         InputError: there are no kernels, or times are not above 0.

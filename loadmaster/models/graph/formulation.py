@@ -1,7 +1,7 @@
-"""The program of graph layers: one order, candidate kernels that store all that it needs, hot rows beside them.
+"""Integer program of graph layers: one order, candidate kernels that store all that it needs, and hot rows.
 
-After the choices of [Wu24] sections 3.3.2 (order, compaction), 3.3.3 (fusion) and chapter 4 (feature rows); there they
-are made by rule, one after the other.
+It makes the choices of [Wu24] sections 3.3.2 (order, compaction), 3.3.3 (fusion) and chapter 4 (feature rows); there
+they are made by rule, one after the other.
 
 Sets:
     p           orders of the program (:mod:`.orders`)
@@ -10,14 +10,14 @@ Sets:
     v           values of an order that kernels store; must_p those that always are
     h           pieces of the curve of hits, n_h rows, g_h microseconds that a row saves (:mod:`.hot_rows`)
 
-Parameters: M the budget; L_p what lies in memory all the time, and G_p the gradients that are given; b_v, b_c bytes of
-a value, and of all that a kernel reads and stores; r bytes of a feature row.
+Parameters: M the budget; L_p the bytes in memory all the time, and G_p of the gradients that are given; b_v, b_c bytes
+of a value, and of all that a kernel reads and stores; r bytes of a feature row.
 
 Variables:
     x[p]        binary: the order is taken
     y[c]        binary: the kernel is taken
     q[v]        continuous: when v is stored; q_max is the number of values
-    l[v]        continuous: 1 if v, of the forward pass, lies in memory when the backward pass begins
+    l[v]        continuous: 1 if v, of the forward pass, is in memory when the backward pass begins
     z[h]        continuous: hot rows of a piece, 0 to n_h
 
 Objective: minimize sum t_c y[c] - sum g_h z[h].
@@ -34,15 +34,15 @@ Constraints:
       `stored_before_read`
 (K6)  what one kernel stores is stored at once: |q[u] - q[v]| <= q_max (1 - sum_(c: u, v in S_c) y[c]) -
       `stored_at_once`
-(K7)  what the backward pass reads, and what is a result, lies there when it begins: l[v] >= sum_(c: u in S_c, v in R_c)
-      y[c] for u of the backward pass - `waits_for_the_backward_pass`
+(K7)  what the backward pass reads, and what is a result, is in memory when it begins: l[v] >= sum_(c: u in S_c, v in
+      R_c) y[c] for u of the backward pass - `waits_for_the_backward_pass`
 (K8)  all of this fits: (L_p + G_p) x[p] + sum b_v l[v] + r sum z[h] <= M - `fits_between_the_passes`
 (K9)  so does what a kernel reads and stores: L_p x[p] + sum_(c: u in S_c) b_c y[c] + r sum z[h] <= M, with G_p x[p] for
       u of the backward pass - `fits_while_it_runs`
 
 (K5) and (K6) are needed where some kernel stores several values: a program has no circles. Without a budget, (K7) to
-(K9) are left out. They count what lies in memory in every sequence of the kernels; with the sequence there can be more.
-So the optimum bounds that of all plans, and a plan is held to the budget when its kernels have been put into sequence.
+(K9) are left out. They count what is in memory in every sequence of the kernels; a given sequence can need more. So the
+optimum bounds that of all plans, and a plan is held to the budget when its kernels have been put into sequence.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBui
 
 @dataclass(frozen=True)
 class Formulated:
-    """The program and its columns.
+    """Integer program and its columns.
 
     Attributes:
         orders: [orders] x.
         kernels: [candidates] y, of each order.
-        scale: what costs are divided by.
+        scale: divisor of costs, microseconds.
     """
 
     program: Program
@@ -76,12 +76,12 @@ class Formulated:
     scale: float
 
     def chosen(self, values: FloatArray) -> tuple[int, list[int]]:
-        """The order that a point takes, and numbers of its candidates."""
+        """Read a point: the order that it takes, and the numbers of its candidates."""
         order = int(values[self.orders].argmax())
         return order, np.flatnonzero(values[self.kernels[order]] > 0.5).tolist()
 
     def without(self, order: int, groups: Sequence[Sequence[int]], name: str) -> Formulated:
-        """The same without sets of kernels that have one of every group; of a group no two can be taken."""
+        """Add a row that forbids sets of kernels with one of every group; of a group no two can be taken."""
         coefficients = np.zeros(self.program.column_count)
         for group in groups:
             coefficients[self.kernels[order][list(group)]] += 1.0
@@ -90,7 +90,7 @@ class Formulated:
 
 
 def formulate(problem: GraphProblem, of: Sequence[Candidates], budget_bytes: int | None, scale: float) -> Formulated:
-    """The program.
+    """Build the integer program of a graph problem.
 
     Args:
         of: the candidates of each order.
@@ -124,7 +124,7 @@ def formulate(problem: GraphProblem, of: Sequence[Candidates], budget_bytes: int
 
 
 class _Order:
-    """One order's columns, by what its candidates store, read and make inline."""
+    """Columns of one order, by what its candidates store, read and make inline."""
 
     def __init__(self, b: ProgramBuilder, of: Candidates, taken: int, y: IntArray, name: str) -> None:
         self.b, self.of, self.taken, self.name = b, of, taken, name
@@ -148,12 +148,12 @@ class _Order:
 
 
 def one_order(b: ProgramBuilder, taken: IntArray) -> None:
-    """(K1)"""
+    """Add (K1): one order is taken."""
     b.rows("one_order", 1, [(0, taken, 1.0)], lower=1.0, upper=1.0)
 
 
 def stored_once(of: _Order) -> None:
-    """(K2)"""
+    """Add (K2): values are stored at most once, those that must be exactly once."""
     rows = of.b.row_list(f"stored_once{of.name}")
     for v, columns in of.storing.items():
         terms = [1.0] * len(columns)
@@ -162,7 +162,7 @@ def stored_once(of: _Order) -> None:
 
 
 def reads_what_is_stored(of: _Order) -> None:
-    """(K3)"""
+    """Add (K3): a value that a taken kernel reads is stored."""
     rows = of.b.row_list(f"reads_what_is_stored{of.name}")
     for (_, v), columns in of.reading.items():
         if v in of.of.may:
@@ -174,7 +174,7 @@ def reads_what_is_stored(of: _Order) -> None:
 
 
 def makes_what_is_not_stored(of: _Order) -> None:
-    """(K4)"""
+    """Add (K4): a value that is stored is not made inline."""
     rows = of.b.row_list(f"makes_what_is_not_stored{of.name}")
     for (_, v), columns in of.inlining.items():
         all_columns = [*columns, *of.storing[v]]
@@ -183,7 +183,7 @@ def makes_what_is_not_stored(of: _Order) -> None:
 
 
 def stored_before_read(of: _Order, q: IntArray) -> None:
-    """(K5)"""
+    """Add (K5): a value is stored before it is read."""
     rows = of.b.row_list(f"stored_before_read{of.name}")
     most = float(len(of.values))
     for (u, v), columns in of.reading.items():
@@ -194,7 +194,7 @@ def stored_before_read(of: _Order, q: IntArray) -> None:
 
 
 def stored_at_once(of: _Order, q: IntArray) -> None:
-    """(K6)"""
+    """Add (K6): values of one kernel are stored at once."""
     rows = of.b.row_list(f"stored_at_once{of.name}")
     most = float(len(of.values))
     for (u, v), columns in of.together.items():
@@ -205,7 +205,7 @@ def stored_at_once(of: _Order, q: IntArray) -> None:
 
 
 def least_at_once(problem: GraphProblem, of: Candidates) -> int:
-    """What lies in memory at the least while some kernel runs, whichever are taken: (K9) value by value."""
+    """Least bytes in memory while some kernel runs, whichever kernels are taken: (K9) value by value."""
     program = of.program
     lasting = lasting_bytes(problem, program)
     gradients = sum(value_bytes(problem, program, n) for n in program.given("gradient").values())
@@ -219,7 +219,7 @@ def least_at_once(problem: GraphProblem, of: Candidates) -> int:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What the rows of memory take: bytes as shares of the budget."""
+    """Coefficients of the memory rows: bytes as shares of the budget."""
 
     problem: GraphProblem
     of: _Order
@@ -231,7 +231,7 @@ class _Fit:
         return value_bytes(self.problem, self.of.of.program, v) / self.budget_bytes
 
     def always(self, *, backward: bool) -> Iterator[tuple[int, float]]:
-        """What lies there all the time, or all the backward pass, and hot rows."""
+        """Terms of what is in memory all the time, or all the backward pass, and of hot rows: (column, share)."""
         program = self.of.of.program
         yield self.of.taken, lasting_bytes(self.problem, program) / self.budget_bytes
         if backward:
@@ -241,7 +241,7 @@ class _Fit:
 
 
 def waits_for_the_backward_pass(fit: _Fit) -> dict[int, int]:
-    """(K7): the column of l by value."""
+    """Add (K7): what the backward pass waits for is in memory; return the column of l by value."""
     program, of = fit.of.of.program, fit.of
     results = {base(program, n) for n in program.results}
     waiting = [v for v in of.values if v < program.forward_count]
@@ -258,7 +258,7 @@ def waits_for_the_backward_pass(fit: _Fit) -> dict[int, int]:
 
 
 def fits_between_the_passes(fit: _Fit, waiting: dict[int, int]) -> None:
-    """(K8)"""
+    """Add (K8): what is in memory between the passes fits into the budget."""
     columns, shares = zip(
         *fit.always(backward=True), *((column, fit.share(v)) for v, column in waiting.items()), strict=True
     )
@@ -268,7 +268,7 @@ def fits_between_the_passes(fit: _Fit, waiting: dict[int, int]) -> None:
 
 
 def fits_while_it_runs(fit: _Fit) -> None:
-    """(K9)"""
+    """Add (K9): what is in memory while a kernel runs fits into the budget."""
     rows = fit.of.b.row_list(f"fits_while_it_runs{fit.of.name}")
     shares = {
         column: sum(fit.share(v) for v in {*candidate.kernel.stores, *candidate.reads})

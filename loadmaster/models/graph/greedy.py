@@ -1,4 +1,4 @@
-"""A schedule for any program, by rule: what the executor runs where nothing was planned."""
+"""Greedy schedule of any program, by rule: the executor runs it where nothing is planned."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from loadmaster.models.graph.value import GIVEN
 
 
 def greedy_schedule(program: Program) -> Schedule:
-    """As few kernels as the greedy lowering makes; sums of products in a row are kept where edges share them.
+    """Schedule a program in as few kernels as the greedy lowering makes; row sums of products are kept where shared.
 
-    Example: of ``rgat``, the scores of source and target are kept, those of edges are not.
+    Example: for ``rgat``, the scores of source and target, which edges share, are kept, those of edges are not.
     """
     return lowered(program, greedy_kept(program))
 
 
 def greedy_kept(program: Program) -> frozenset[int]:
-    """What :func:`greedy_schedule` keeps."""
+    """Values that :func:`greedy_schedule` keeps."""
     kept = least_kept(program)
     for n, value in enumerate(program.values):
         if n in kept or value.op not in ("dot", "row_sum"):
@@ -31,12 +31,12 @@ def greedy_kept(program: Program) -> frozenset[int]:
 
 
 def least_kept(program: Program) -> frozenset[int]:
-    """Values that are enough to keep."""
+    """Values that every schedule keeps, and those that products of matrices need in addition: a least valid choice."""
     return legalized(program, required(program))
 
 
 def legalized(program: Program, kept: frozenset[int]) -> frozenset[int]:
-    """The same values and as many more as products of matrices need: in their rows, only maps are inline (S3)."""
+    """Extend kept values by those that products of matrices need: in their rows, only maps are inline (S3)."""
     for n in range(len(program.values)):
         for i in matrix_rows(program, n):
             whole = base(program, i)
@@ -52,7 +52,7 @@ def legalized(program: Program, kept: frozenset[int]) -> frozenset[int]:
 
 
 def _is_shared(program: Program, n: int) -> bool:
-    """Whether one row of a value is read by several rows of another space."""
+    """Return whether several rows of another space read one row of a value."""
     seen, ahead = set[int](), [n]
     while ahead:
         for reader in program.readers[ahead.pop()]:
@@ -68,7 +68,7 @@ def _is_shared(program: Program, n: int) -> bool:
 
 
 def _kernels_that_make(program: Program, n: int, kept: frozenset[int]) -> set[tuple[object, ...]]:
-    """Kernels that would make a value inline, as far as they can be told apart before there are any."""
+    """Keys of the kernels that would make a value inline, as far as kernels can be told apart before they exist."""
     found: set[tuple[object, ...]] = set()
     needs = Inline(program, kept)
     for k in kept:

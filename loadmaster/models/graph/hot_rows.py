@@ -1,6 +1,6 @@
-"""Feature rows that lie on the GPU: the hottest ones, as many as there is room for ([Wu24] chapter 4).
+"""Hot feature rows, which are kept on the GPU: the hottest ones, as many as there is room for ([Wu24] chapter 4).
 
-The curve of hits rises and bends down: each row more is asked for less often. Room is filled from the top.
+The curve of hits is concave: each further row is read less often. Room is filled from the hottest row on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loadmaster.models.graph.statistics import HOT_SHARES
 
 
 def hit_rate(problem: GraphProblem, hot_rows: int) -> float:
-    """The share of reads that finds its row on the GPU."""
+    """Share of reads that find their row on the GPU."""
     store = problem.store
     if store is None:
         return 1.0
@@ -23,7 +23,7 @@ def hit_rate(problem: GraphProblem, hot_rows: int) -> float:
 
 
 def gather_us(problem: GraphProblem, hot_rows: int) -> float:
-    """What a step takes to read the other rows over the host link."""
+    """Time in which a step reads the other rows over the host link, us."""
     store = problem.store
     if store is None:
         return 0.0
@@ -36,7 +36,7 @@ def segments(problem: GraphProblem) -> list[tuple[int, float]]:
     if store is None:
         return []
     places = [share * store.rows for share in HOT_SHARES]
-    # Between two of these, every whole number of rows lies on one line of the curve.
+    # Between two of these, every whole number of rows is on one line of the curve.
     edges = sorted({0, store.rows, *map(math.floor, places), *map(math.ceil, places)})
     return [
         (last - first, (gather_us(problem, first) - gather_us(problem, last)) / (last - first))
@@ -45,13 +45,13 @@ def segments(problem: GraphProblem) -> list[tuple[int, float]]:
 
 
 def worth_rows(problem: GraphProblem) -> int:
-    """Hot rows of which more save nothing."""
+    """Largest number of hot rows that still saves time: more save nothing."""
     pieces = segments(problem)
     return sum(rows for at, (rows, _) in enumerate(pieces) if any(saved > 0 for _, saved in pieces[at:]))
 
 
 def as_many_as_fit(problem: GraphProblem, room_bytes: int) -> int:
-    """Hot rows that fit into so many bytes."""
+    """Number of hot rows that fit into so many bytes."""
     store = problem.store
     return 0 if store is None else min(store.rows, max(0, room_bytes) // store.row_bytes)
 

@@ -1,4 +1,4 @@
-"""What is made inside a kernel, and what a kernel reads for that: values that are kept, or given.
+"""Values made inline, inside a kernel, and the values that a kernel reads for that: kept or given ones.
 
 Views are looked through: to read ``source(h)`` is to read ``h``. A value that is neither kept nor given is made where
 it is needed, from its own inputs, and so on.
@@ -20,12 +20,12 @@ OF_NODES: frozenset[Space] = frozenset({"node", "source", "target"})
 
 @dataclass(frozen=True)
 class Need:
-    """What a value is made from.
+    """Values that a value is made from.
 
     Attributes:
-        seen: values kept or given, each with the space as which its rows are found: its own, or ``source`` or
-            ``target`` where edges see it of their nodes.
-        elsewhere: those that edges see of their nodes: perhaps of other rows than the kernel's own.
+        seen: values kept or given, each with the space by which its rows are found: its own, or ``source`` or
+            ``target`` where edges read it at their nodes.
+        elsewhere: those that edges read at their nodes: perhaps in other rows than the kernel's own.
         inline: values made on the way.
     """
 
@@ -35,7 +35,7 @@ class Need:
 
     @property
     def reads(self) -> frozenset[int]:
-        """Values kept or given."""
+        """Values kept or given, without the spaces by which they are read."""
         return frozenset(n for n, _ in self.seen)
 
     def __or__(self, other: Need) -> Need:
@@ -43,18 +43,18 @@ class Need:
 
 
 class Inline:
-    """What values are made from, when some are kept."""
+    """Lookup of what each value is made from, when some values are kept."""
 
     def __init__(self, program: Program, kept: Set[int]) -> None:
         self.program, self.kept = program, kept
         self._of: dict[int, Need] = {}
 
     def to_make(self, n: int) -> Need:
-        """What a kernel that stores a value needs."""
+        """Find what a kernel that stores a value needs."""
         return self.of(self.program.values[n].inputs)
 
     def of(self, inputs: Iterable[int]) -> Need:
-        """What a kernel that uses these values needs."""
+        """Find what a kernel that uses these values needs."""
         found = Need()
         for i in inputs:
             found |= self._needed(i)
@@ -79,19 +79,19 @@ class Inline:
 
 
 def base(program: Program, n: int) -> int:
-    """The value that a view shows; a value itself where it is none."""
+    """Return the value that a view shows; a value itself where it is not a view."""
     while OPERATORS[program.values[n].op].sort == "view":
         (n,) = program.values[n].inputs
     return n
 
 
 def rows_class(space: Space) -> Space:
-    """One name for spaces whose rows are the same."""
+    """Common name of spaces whose rows are the same: ``node`` for nodes, sources and targets."""
     return "node" if space in OF_NODES else space
 
 
 def shown_whole(program: Program) -> Iterator[tuple[str, int]]:
-    """Values that must be kept or given for the sake of who uses them, views looked through, and who that is."""
+    """Iterate over users, in words, and the values that must be kept or given for them, views looked through."""
     for n, value in enumerate(program.values):
         if value.op in ("source", "target"):
             yield f"{value.name}, which edges see of their nodes", base(program, n)
@@ -112,11 +112,11 @@ def required(program: Program) -> frozenset[int]:
 
 
 def matrix_rows(program: Program, n: int) -> tuple[int, ...]:
-    """The inputs of a ``linear`` or an ``outer`` whose rows enter a product of matrices; none of other values."""
+    """Inputs of a ``linear`` or an ``outer`` whose rows enter a product of matrices; empty for other values."""
     value = program.values[n]
     return value.inputs[:1] if value.op == "linear" else value.inputs if value.op == "outer" else ()
 
 
 def is_by_numbers(program: Program, n: int) -> bool:
-    """Whether each number of a value is made from numbers at its own place."""
+    """Return whether each number of a value is made from numbers at its own place: its operator is a map."""
     return OPERATORS[program.values[n].op].sort == "map"

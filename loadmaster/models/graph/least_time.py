@@ -1,8 +1,8 @@
-"""What no schedule of a program goes below, without looking at schedules.
+"""Lower bound of the time of all schedules of a program, without looking at schedules.
 
 Every product through a weight, every gradient of a weight and every product of weights has a kernel of its own: it
-takes at least what storing its result and its products take, and a launch. Aggregates share kernels, so each pays for
-what it stores and for its part of a launch. Whatever else is read or stored comes on top.
+takes at least the time of storing its result and of its products, and a launch. Aggregates share kernels, so each pays
+for what it stores and for its part of a launch. Everything else that is read or stored comes on top.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loadmaster.models.graph.schedule import MOST_STORES
 
 
 def least_us(costs: Costs) -> float:
-    """Of all kernels of a program."""
+    """Lower bound of the time of all kernels of a program, us."""
     program, hardware = costs.program, costs.hardware
     found = 0.0
     for n in required(program):

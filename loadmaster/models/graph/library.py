@@ -1,4 +1,4 @@
-"""Layers that many train, as functions that :mod:`.tracing` captures, and their programs by name.
+"""Well-known layers of graph networks, as functions that :mod:`.tracing` captures, and their programs by name.
 
 rgcn        [Schlichtkrull18]: a weight for each relation, messages averaged by relation, a weight of its own
 rgat        [Busbridge19]: additive attention with a weight and two vectors for each relation
@@ -29,7 +29,7 @@ from loadmaster.models.graph.tracing import (
 
 
 def rgcn(width: int, out: int, heads: int) -> Program:
-    """h W0 + the sum over relations of the mean of h W_r. There is nothing to have several heads of.
+    """R-GCN: h W0 + the sum over relations of the mean of h W_r. It has no attention, so one head only.
 
     Raises:
         InputError: several are asked for.
@@ -46,7 +46,7 @@ def rgcn(width: int, out: int, heads: int) -> Program:
 
 
 def rgat(width: int, out: int, heads: int) -> Program:
-    """Messages h W_r; scores of source and target through W_r; softmax over all edges of a node."""
+    """RGAT: messages h W_r; scores of source and target through W_r; softmax over all edges of a node."""
 
     def layer(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
         weight = weights.W[edges.relation]
@@ -65,7 +65,7 @@ def rgat(width: int, out: int, heads: int) -> Program:
 
 
 def hgt(width: int, out: int, heads: int) -> Program:
-    """Scaled dot products of queries and keys through a weight for each relation; messages likewise."""
+    """HGT: scaled dot products of queries and keys through a weight for each relation; messages likewise."""
     size = out // heads
 
     def layer(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
@@ -83,7 +83,7 @@ def hgt(width: int, out: int, heads: int) -> Program:
 
 
 def gat(width: int, out: int, heads: int) -> Program:
-    """One weight; scores of source and target; softmax over all edges of a node."""
+    """GAT: one weight; scores of source and target; softmax over all edges of a node."""
 
     def layer(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
         z = _split(nodes.h @ weights.W, heads)
@@ -95,7 +95,7 @@ def gat(width: int, out: int, heads: int) -> Program:
 
 
 def simple_hgn(width: int, out: int, heads: int) -> Program:
-    """As ``gat``, with a score of each relation, and the node's own features through another weight."""
+    """Simple-HGN: ``gat`` with a score of each relation, and the node's own features through another weight."""
 
     def layer(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
         z = _split(nodes.h @ weights.W, heads)
@@ -120,11 +120,11 @@ LAYERS: dict[str, Callable[[int, int, int], Program]] = {
 
 
 def layer(name: str, width: int, out: int, heads: int = 1) -> Program:
-    """The program of a layer by its name, from vectors of ``width`` to vectors of ``out`` numbers, all heads together.
+    """Make the program of a layer by its name, from vectors of ``width`` to vectors of ``out``, all heads together.
 
     Raises:
-        InputError: there is no such layer, a vector has no numbers, or the heads cannot share them, or the
-            layer has none.
+        InputError: there is no such layer, a vector has no numbers, the heads cannot share them, or the layer has no
+            heads.
     """
     if name not in LAYERS:
         raise InputError("model", name, "is no layer that is known", f"Choose one of: {', '.join(LAYERS)}.")

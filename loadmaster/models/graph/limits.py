@@ -1,4 +1,4 @@
-"""The budget of a graph problem: what is enough by rule, what any plan needs, budgets in between."""
+"""Budgets of a graph problem: what is enough by rule, what any plan needs, budgets in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadmaster.models.graph.schedule import Schedule
 
 
 def by_rule(problem: GraphProblem) -> Iterator[tuple[Order, Program, Schedule]]:
-    """For every order, what a step computes, and schedules by rule: the greedy one, and the one that keeps least."""
+    """Iterate over schedules by rule: for every order the greedy one, and the one that keeps least."""
     for order in orders(problem.program):
         step = problem.step(order.program)
         yield order, step, greedy_schedule(step)
@@ -32,18 +32,18 @@ def _peaks(problem: GraphProblem) -> tuple[int, int]:
 
 
 def whole_bytes(problem: GraphProblem) -> int:
-    """What the step takes in its largest order, scheduled by rule, with all feature rows on the GPU."""
+    """Peak bytes of the step in its largest order, scheduled by rule, with all feature rows on the GPU."""
     store = problem.store
     return _peaks(problem)[1] + (0 if store is None else store.rows * store.row_bytes)
 
 
 def enough_bytes(problem: GraphProblem) -> int:
-    """What the step takes in its smallest order, scheduled by rule."""
+    """Peak bytes of the step in its smallest order, scheduled by rule: a budget that is enough."""
     return _peaks(problem)[0]
 
 
 def least_bytes(problem: GraphProblem) -> int:
-    """What no plan goes below: what lasts, with the results, or with the largest value that every plan keeps."""
+    """Bytes that every plan needs: what lasts, with the results, or with the largest value that every plan keeps."""
     return min(_least(problem, problem.step(order.program)) for order in orders(problem.program))
 
 
@@ -55,5 +55,5 @@ def _least(problem: GraphProblem, step: Program) -> int:
 
 
 def spread(problem: GraphProblem, count: int) -> list[int]:
-    """``count`` budgets from what is enough to the whole, ascending, evenly spread."""
+    """Make ``count`` budgets from what is enough to the whole, ascending, evenly spread."""
     return sorted({int(b) for b in np.linspace(enough_bytes(problem), whole_bytes(problem), count)})

@@ -1,12 +1,13 @@
-"""From kept values to kernels: as few as the greedy lowering of [Wu24] section 3.3.2 makes of them.
+"""Lowering of kept values to kernels: as few as the greedy lowering of [Wu24] section 3.3.2 makes of them.
 
 Kernels are taken one after the other. A kernel is *ready* when all that it reads is given or stored.
 
 1.  Products of weights, and values made row by row; all of one space that are ready go into one kernel.
-2.  A product through a weight, with whatever else is made from its rows, once all else that this reads is there.
+2.  A product through a weight, with all else that is made from its rows, once the other values that this reads are
+    stored.
 3.  Gradients of weights.
 4.  Aggregates: all from one space to one space that are ready, and those that become ready with them, in one traversal.
-5.  Where none of these is ready, a product through a weight without what cannot be made with it yet.
+5.  Where none of these is ready, a product through a weight, without values that cannot be made with it yet.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _TEMPLATES: dict[str, Template] = {"aggregate": "traverse", "outer": "outer", "w
 
 
 def template_of(program: Program, n: int) -> Template:
-    """The template of the kernel that a value has to itself."""
+    """Template of the kernel that stores a value alone."""
     value = program.values[n]
     return "gemm" if value.op == "linear" else _TEMPLATES.get(OPERATORS[value.op].sort, "map")
 
 
 def lowered(program: Program, kept: Set[int], fuse: bool = True) -> Schedule:
-    """A schedule that keeps these values and no others.
+    """Make a schedule that keeps these values and no others.
 
     Args:
         kept: such that (S1) and (S3) hold.
@@ -48,7 +49,7 @@ class _Lowering:
         self.there = {n for n, value in enumerate(program.values) if value.op in GIVEN}
 
     def kernels(self, pending: list[int]) -> Iterator[Kernel]:
-        """Those of one pass, in order."""
+        """Iterate over the kernels of one pass, in order."""
         while pending:
             stores = self._next(pending)
             yield kernel_of(self.program, stores)
@@ -76,12 +77,12 @@ class _Lowering:
         return epilogues[by["gemm"][0]][0]
 
     def _is_ready(self, n: int, also: Set[int] = frozenset()) -> bool:
-        """Whether all is there that a value is made from; of ``also``, at its own rows alone."""
+        """Return whether all that a value is made from is stored, or in ``also``, which it may read at its own rows."""
         need = self.needs[n]
         return need.reads <= self.there | also and not need.elsewhere & also
 
     def _grown(self, first: int, pending: Sequence[int]) -> list[int]:
-        """A kernel's values: the first, and all that its rows have room for."""
+        """Collect a kernel's values: the first, and all others that the kernel has room for."""
         found = [first]
         for _ in pending:
             more = [
@@ -92,14 +93,14 @@ class _Lowering:
             if not more:
                 break
             found += more
-        # The first ones: what they read of each other comes before them.
+        # Take the first ones: values that they read of each other come before them.
         return sorted(found)[: MOST_STORES[template_of(self.program, first)]]
 
     def _is_all_of_its_sort(self, group: list[int], pending: Sequence[int]) -> bool:
         return all(n in group for n in pending if _is_alike(self.program, n, group[0]))
 
     def _epilogue(self, linear: int, pending: Sequence[int]) -> tuple[list[int], bool]:
-        """A product and what is made from its rows now; whether more could be later."""
+        """Collect a product and the values that can be made from its rows at once; tell whether more could be later."""
         found, late = [linear], False
         if not self.fuse:
             return found, late
@@ -120,7 +121,7 @@ class _Lowering:
 
 
 def _is_alike(program: Program, a: int, b: int) -> bool:
-    """Whether two values are made by kernels of one template that run over the same rows."""
+    """Return whether the kernels of two values have one template and run over the same rows."""
     template, spaces = template_of(program, a), (program.types[a].space, program.types[b].space)
     if template != template_of(program, b):
         return False
@@ -130,7 +131,7 @@ def _is_alike(program: Program, a: int, b: int) -> bool:
 
 
 def kernel_of(program: Program, stores: Sequence[int]) -> Kernel:
-    """The kernel that stores these: its first product, or the first of them, says of which template."""
+    """Make the kernel that stores these values; its template is that of the first product, or of the first value."""
     templates = {template_of(program, n): n for n in reversed(stores)}
     template: Template = "gemm" if "gemm" in templates else template_of(program, stores[0])
     lead = templates[template]
@@ -138,10 +139,10 @@ def kernel_of(program: Program, stores: Sequence[int]) -> Kernel:
 
 
 def _tile(program: Program, n: int) -> Tile:
-    """What was fastest in trials on an H100, whatever the graph: many rows of a product share the reads of a weight. A
-    plan may take another of the device's tiles.
+    """Tile by rule, the fastest in trials on an H100, whatever the graph.
 
-    More warps wait for rows that lie side by side; gathered ones come one by one whoever waits.
+    A plan may take another of the device's tiles. Many rows of a product share the reads of a weight. More warps help
+    with contiguous rows; gathered rows come one by one, however many warps wait.
     """
     value = program.values[n]
     if value.op != "linear":

@@ -1,4 +1,4 @@
-"""The operators of graph programs: what each takes, and the shape and space of what it makes.
+"""Operators of graph programs: what each takes, and the shape and space of what it makes.
 
 Views cost nothing:
 
@@ -9,7 +9,7 @@ Views cost nothing:
     transpose                 of a weight: (K, M) -> (M, K), (H, K, M) -> (H, M, K)
     merge_heads               of a weight, for the gradient of rows that all heads share: (H, K, M) -> (H M, K)
 
-By rows; a value of fewer dimensions is repeated over the last ones of another: (H,) beside (H, D):
+By rows; a value of fewer dimensions is repeated over the last ones of another: (H,) with (H, D):
 
     add, sub, mul, div, equal; neg, exp, log, relu, leaky_relu, elu, gelu, sigmoid, tanh, reciprocal, step, scale, shift
     concat                    (H, K), (H, M) -> (H, K + M)
@@ -51,11 +51,11 @@ GIVEN_SPACES: dict[str, tuple[Space, ...]] = {
 
 @dataclass(frozen=True)
 class Typed:
-    """What is derived of a value.
+    """Shape and space of a value, derived from its operator.
 
     Attributes:
         shape: of a row.
-        space: its rows.
+        space: the space that its rows belong to.
     """
 
     shape: Shape
@@ -63,7 +63,7 @@ class Typed:
 
     @property
     def numbers(self) -> int:
-        """In a row."""
+        """Number of elements in a row."""
         found = 1
         for extent in self.shape:
             found *= extent
@@ -75,13 +75,13 @@ Rule = Callable[[str, "Value", Sequence[Typed]], Typed]
 
 @dataclass(frozen=True)
 class OperatorKind:
-    """An operator.
+    """Operator of graph programs, with its typing rule.
 
     Attributes:
         sort: ``given``, ``view``, ``map`` (each number of a row by itself), ``row`` (a row by itself: products, sums in
             it), ``aggregate``, ``outer`` or ``weight`` (of weights alone).
-        arity: how many values it takes.
-        rule: what it makes of them; refuses what it cannot take.
+        arity: number of inputs.
+        rule: shape and space of its result; raises for inputs that it cannot take.
     """
 
     sort: str
@@ -89,7 +89,7 @@ class OperatorKind:
     rule: Rule
 
     def typed(self, where: str, value: Value, given: Sequence[Typed]) -> Typed:
-        """Shape and space of a value.
+        """Derive shape and space of a value from those of its inputs.
 
         Raises:
             InputError: naming the value.
@@ -100,7 +100,7 @@ class OperatorKind:
 
 
 def expect_operator(where: str, op: str) -> None:
-    """Refuse what is no operator.
+    """Refuse the name of an unknown operator.
 
     Raises:
         InputError: naming it.
@@ -110,7 +110,7 @@ def expect_operator(where: str, op: str) -> None:
 
 
 def broadcast(a: Shape, b: Shape) -> Shape | None:
-    """The shape of both where one is the beginning of the other."""
+    """Broadcast two shapes, if one is the beginning of the other; else None."""
     short, long = sorted((a, b), key=len)
     return long if long[: len(short)] == short else None
 
@@ -189,7 +189,7 @@ def _concat(where: str, value: Value, given: Sequence[Typed]) -> Typed:
 
 
 def linear_shape(x: Shape, weight: Shape) -> Shape | None:
-    """Of ``linear``; None where the two do not fit."""
+    """Shape of the result of ``linear``; None where the two do not fit."""
     if not x or len(weight) < 2 or x[-1] != weight[-2] or len(x) > 2:
         return None
     if len(weight) == 2:
@@ -206,7 +206,7 @@ def _linear(where: str, value: Value, given: Sequence[Typed]) -> Typed:
 
 
 def dot_shape(a: Shape, b: Shape) -> Shape | None:
-    """Of ``dot``; None where the two do not fit."""
+    """Shape of the result of ``dot``; None where the two do not fit."""
     short, long = sorted((a, b), key=len)
     return long[:-1] if short and len(long) <= 2 and long[len(long) - len(short) :] == short else None
 
@@ -263,7 +263,7 @@ def _repeat_last(where: str, value: Value, given: Sequence[Typed]) -> Typed:
 
 
 def fold_shape(a: Shape, b: Shape) -> Shape | None:
-    """Of ``fold``; None where the two do not fit."""
+    """Shape of the result of ``fold``; None where the two do not fit."""
     if len(a) == 2 and len(b) == 2 and a[-1] == b[0]:
         return (a[0], b[1])
     fits = (len(a) == 2 and len(b) == 1) or (len(a) == 3 and len(b) == 2 and a[0] == b[0])
@@ -287,7 +287,7 @@ def _aggregate(where: str, value: Value, given: Sequence[Typed]) -> Typed:
 
 
 def outer_shape(x: Shape, y: Shape, shared: bool) -> Shape | None:
-    """Of ``outer``; None where the two do not fit."""
+    """Shape of the result of ``outer``; None where the two do not fit."""
     if len(x) == 1:
         return (x[0], y[0]) if len(y) == 1 else (y[0], x[0], y[1]) if len(y) == 2 else None
     if len(x) != 2 or len(y) != 2 or x[0] != y[0]:

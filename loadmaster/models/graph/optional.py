@@ -1,16 +1,16 @@
-"""Values that a schedule may keep, and may as well not: those for which it can matter.
+"""Optional values of a schedule: those that it may keep or make inline, as far as the choice can matter.
 
 Every value that need not be kept may be. Left out are those that are no better kept than some other choice, by the cost
-model (:mod:`.costs`), in which what is made on the way costs nothing beside its reads, except in the rows of products:
+model (:mod:`.costs`), in which a value made on the way costs nothing but its reads, except in the rows of products:
 
-(D1)  what is made of one value number by number, or only repeats it: whoever reads it can read that value.
-(D2)  what one kernel alone reads, in rows of its own space as they lie and in its own pass: to store it and to read it
-      back costs no less than to read what it is made from. (Not where that is a product.)
-(D3)  what only one other value that may be kept is made from, of the same space and pass and with no more numbers: to
-      keep that one saves as much. (Not where a traversal by sources or targets could make it, and has of its own rows
-      what else it is made from.)
+(D1)  a value that is made of one value number by number, or only repeats it: its readers can read that value.
+(D2)  a value that one kernel alone reads, in rows of its own space in the order of memory and in its own pass: storing
+      it and reading it back costs no less than reading what it is made from. (Not where that is a product.)
+(D3)  a value from which only one other value that may be kept is made, of the same space and pass and with no more
+      numbers: keeping that one saves as much. (Not where a traversal by sources or targets could make it, and has the
+      other values that it is made from in its own rows.)
 
-(D2) and (D3) hold for time alone: a value that is kept can let go of larger ones before.
+(D2) and (D3) hold for time alone: a value that is kept can free larger ones earlier.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def optional(program: Program, *, by_time_alone: bool) -> frozenset[int]:
 
 
 def _is_by_number(program: Program, n: int) -> bool:
-    """(D1)"""
+    """Return whether (D1) leaves out a value: it is made of one value number by number."""
     return is_by_numbers(program, n) and len(program.values[n].inputs) == 1
 
 
 def _is_alone_for(program: Program, n: int, reader: int) -> bool:
-    """(D2)"""
+    """Return whether (D2) leaves out a value: its one reader takes it in the order of memory."""
     over, to = program.values[reader].over, program.types[reader].space
     if matrix_rows(program, reader) or (over is not None and not come_as_they_lie(over, to)):
         return False
@@ -65,7 +65,7 @@ def _is_alone_for(program: Program, n: int, reader: int) -> bool:
 
 
 def _is_as_good(needs: Inline, n: int, reader: int) -> bool:
-    """(D3)"""
+    """Return whether (D3) leaves out a value: keeping its one reader saves as much."""
     program = needs.program
     mine, other = program.types[n], program.types[reader]
     if mine.space != other.space or other.numbers > mine.numbers:
@@ -76,7 +76,7 @@ def _is_as_good(needs: Inline, n: int, reader: int) -> bool:
 
 
 def _grouped_by(needs: Inline, n: int) -> set[Space]:
-    """By what the traversals take their rows that could make a value."""
+    """Spaces by which the traversals that could make a value group their rows."""
     program, found, ahead = needs.program, set[Space](), [n]
     while ahead:
         for reader in program.readers[ahead.pop()]:
@@ -89,7 +89,7 @@ def _grouped_by(needs: Inline, n: int) -> set[Space]:
 
 
 def _only_reader(program: Program, n: int) -> int:
-    """The one value that is made from it, in the same pass; -1 where there is none, or another."""
+    """Only value that is made from a value, if in the same pass; else -1."""
     readers = _readers(program, n)
     if len(readers) != 1:
         return -1
@@ -98,7 +98,7 @@ def _only_reader(program: Program, n: int) -> int:
 
 
 def _readers(program: Program, n: int) -> set[int]:
-    """Values made from it, views looked through."""
+    """Values made from a value, views looked through."""
     found: set[int] = set()
     for reader in program.readers[n]:
         if OPERATORS[program.values[reader].op].sort == "view":
@@ -109,7 +109,7 @@ def _readers(program: Program, n: int) -> set[int]:
 
 
 def _in_rows_of_products(program: Program) -> set[int]:
-    """Where something else than maps stands between values and a product: one on the way must be kept (S3)."""
+    """Values with something else than maps between them and a product: one on the way must be kept (S3)."""
     found: set[int] = set()
     for n in range(len(program.values)):
         for i in matrix_rows(program, n):
@@ -118,7 +118,7 @@ def _in_rows_of_products(program: Program) -> set[int]:
 
 
 def _others_below(program: Program, n: int) -> set[int]:
-    """Of a value and those that it is made from number by number: all from it down to anything that is no map."""
+    """Values from this one down, through maps, to operators on rows that are not maps, both ends included."""
     value = program.values[n]
     if value.op in GIVEN or OPERATORS[value.op].sort not in ("map", "row"):
         return set()

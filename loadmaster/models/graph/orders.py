@@ -1,9 +1,9 @@
-"""The orders of a program: what computes the same with its linear operators in another order, or for other rows.
+"""Orders of a program: equal programs with its linear operators in another order, or for other rows.
 
-First the program is made canonical: dot products of vectors put together are split, and what depends on nodes alone is
-computed for nodes. Then every combination of the forms of its sites (:mod:`.rewriting`), products by parts before the
-others, and of each the choice between a row for every pair of node and relation (compact) and one for every edge
-(vanilla), [Wu24] sections 3.3.2 and 3.4.3.
+First the program is made canonical: dot products of concatenated vectors are split, and values that depend on nodes
+alone are computed for nodes. Then come all combinations of the forms of its sites (:mod:`.rewriting`), products by
+parts before the others, and for each the choice between a row for every pair of node and relation (compact) and one
+for every edge (vanilla), [Wu24] sections 3.3.2 and 3.4.3.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPACT = "compact"
 
 @dataclass(frozen=True)
 class Order:
-    """One order of a program.
+    """Order of a program: the forms of its sites, and the program in these forms.
 
     Attributes:
         choices: the form of each site, by the name of its value, and whether it is compact: ``weights first, compact``.
@@ -34,10 +34,10 @@ class Order:
 
 
 def orders(program: Program, most: int = MOST_ORDERS) -> list[Order]:
-    """At most so many orders, each once. The first is compact and otherwise as written; those for edges come last.
+    """List at most so many orders, each once: the first is compact and else as written; those for edges come last.
 
     Raises:
-        InputError: the program has a backward pass, which each order needs one of its own of.
+        InputError: the program has a backward pass; each order needs its own.
     """
     if program.forward_count != len(program.values):
         raise InputError("program", "given", "has a backward pass", "Give the forward pass; add the other to an order.")
@@ -69,7 +69,7 @@ def _order(program: Program, forms: Mapping[int, str]) -> Order:
     named = {
         program.values[n].name: form
         for n, form in forms.items()
-        # A site that others have made superfluous is no choice.
+        # A site that others have made superfluous is not a choice.
         if form != FIRST or program.values[n].name in left
     }
     for n in spreadable(made):
@@ -80,7 +80,7 @@ def _order(program: Program, forms: Mapping[int, str]) -> Order:
 
 
 def _for_edges(order: Order) -> Iterator[Order]:
-    """The same order with some of its compact products for each edge, all of them first."""
+    """Iterate over an order's variants with some compact products for each edge; the one with all comes first."""
     compact = [*spreadable(order.program)]
     subsets = [s for count in range(len(compact), 0, -1) for s in itertools.combinations(compact, count)]
     for some in subsets:

@@ -1,4 +1,4 @@
-"""The passes over rows that the aggregates of one traversal need, and which of them one pass can share.
+"""Passes over rows that the aggregates of one traversal need; several aggregates can share one pass.
 
 An aggregate that reads another one of its kernel runs over the rows again, once that one is complete. An exception is
 the sum of softmax-weighted rows, ``sum of exp(x - logsumexp(x)) * y``: it shares the pass of the logsumexp. Both are
@@ -17,12 +17,12 @@ from loadmaster.models.graph.spaces import is_coarser
 
 @dataclass(frozen=True)
 class Phase:
-    """One pass.
+    """Pass over the rows of a traversal.
 
     Attributes:
         aggregates: numbers of values, each logsumexp before the sums that go with it.
-        weighted: of sums of softmax-weighted rows, the logsumexp.
-        joined: of aggregates of joined heads that read another one, head by head: heads, and numbers of each.
+        weighted: sum of softmax-weighted rows -> its logsumexp.
+        joined: aggregate of joined heads that reads another one, head by head -> heads, and numbers of each.
     """
 
     aggregates: tuple[int, ...]
@@ -31,7 +31,7 @@ class Phase:
 
 
 def phases(program: Program, aggregates: tuple[int, ...], held: frozenset[int]) -> list[Phase]:
-    """The passes in their order.
+    """Sort aggregates into passes, in their order.
 
     Args:
         held: numbers of values that are read from memory.
@@ -62,7 +62,7 @@ def phases(program: Program, aggregates: tuple[int, ...], held: frozenset[int]) 
 
 
 def joined_heads(program: Program, n: int) -> tuple[int, int] | None:
-    """Heads and the numbers of each, where a value is the rows of heads joined; None elsewhere."""
+    """Heads and the numbers of each, if a value is the joined rows of heads; else None."""
     while program.values[n].op in ("source", "target", "as_node", "spread"):
         (n,) = program.values[n].inputs
     if program.values[n].op != "join_heads":
@@ -72,7 +72,7 @@ def joined_heads(program: Program, n: int) -> tuple[int, int] | None:
 
 
 def softmax_of(program: Program, n: int) -> int | None:
-    """The logsumexp by which a value is a softmax: ``exp(x - logsumexp(x))``; None where it is none."""
+    """Find the logsumexp of a softmax, ``exp(x - logsumexp(x))``; None for other values."""
     if program.values[n].op != "exp":
         return None
     difference = program.values[program.values[n].inputs[0]]
@@ -84,7 +84,7 @@ def softmax_of(program: Program, n: int) -> int | None:
 
 
 def _reached(program: Program, n: int, held: frozenset[int]) -> set[int]:
-    """What a value is made from inside the kernel."""
+    """Values that a value is made from inside the kernel."""
     found: set[int] = set()
     waiting = [*program.values[n].inputs]
     while waiting:
@@ -96,7 +96,7 @@ def _reached(program: Program, n: int, held: frozenset[int]) -> set[int]:
 
 
 def _partner(program: Program, n: int, read: set[int], level: Mapping[int, int], held: frozenset[int]) -> int | None:
-    """The logsumexp whose pass a sum can share."""
+    """Find the logsumexp whose pass a sum can share; else None."""
     value = program.values[n]
     if value.reduce not in ("sum", "mean") or not read:
         return None
@@ -111,7 +111,7 @@ def _partner(program: Program, n: int, read: set[int], level: Mapping[int, int],
 
 
 def _power(program: Program, n: int, total: int, held: frozenset[int]) -> int | None:
-    """1 where a value is proportional to the softmax of ``total``, 0 where it does not read that, None elsewhere."""
+    """Power of the softmax of ``total`` in a value: 1 if proportional to it, 0 if it does not read it, else None."""
 
     @cache
     def power(n: int) -> int | None:

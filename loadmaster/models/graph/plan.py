@@ -1,4 +1,4 @@
-"""The ``graph`` plan: an order of the program, its schedule, what each kernel is expected to take, and the hot rows."""
+"""Plans of the kind ``graph``: an order of the program, its schedule, expected costs of kernels, and hot rows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CHECKED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class KernelCost:
-    """What one kernel is expected to take.
+    """Expected cost of one kernel.
 
     Attributes:
         dram_bytes: that it moves between memory and cache.
-        stored_bytes: of these, what it stores.
+        stored_bytes: part of them that it stores.
         flops: of products.
     """
 
@@ -42,7 +42,7 @@ class KernelCost:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: the smallest takes ``minimum_budget_bytes``, most of it ``largest``, while ``where`` runs."""
+    """Reason why no plan exists: the smallest takes ``minimum_budget_bytes``, most of it ``largest``, at ``where``."""
 
     minimum_budget_bytes: Size
     short_bytes: Size
@@ -52,14 +52,14 @@ class Infeasibility:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GraphPlan(Plan):
-    """A checked answer to a graph problem.
+    """Plan of a graph problem, as checked.
 
     Attributes:
-        choices: of the order: for each value that can be made in several ways, which is taken.
-        program: what a step computes, in that order; None when infeasible.
+        choices: of the order: the form taken for each value that can be made in several ways.
+        program: program of a step in that order; None when infeasible.
         schedule: its kernels; None when infeasible.
-        kernels: what each is expected to take.
-        hot_rows: as many feature rows, by rank of access, lie on the GPU.
+        kernels: expected cost of each.
+        hot_rows: number of feature rows, by rank of access, that are kept on the GPU.
         check: see :func:`loadmaster.models.graph.checker.check`.
     """
 

@@ -1,8 +1,8 @@
-"""The ``graph`` problem: a layer's program, the graph in numbers, and the GPU that it runs on ([Wu24] chapters 3, 4).
+"""Problems of the kind ``graph``: a layer's program, a graph in numbers, and the GPU that it runs on ([Wu24] ch. 3, 4).
 
-What is to be found: the order of the linear operators, for which rows each value is computed and whether it is kept,
-which kernel makes it and how that is cut, and how many of the hottest feature rows lie on the GPU. What is minimized is
-the time of a step: of all kernels, one after the other, and before them of reading the other feature rows over the host
+To be found: the order of the linear operators, for which rows each value is computed and whether it is kept, which
+kernel makes it and how that is cut, and how many of the hottest feature rows are kept on the GPU. The objective is the
+time of a step: of all kernels, one after the other, and before them of reading the other feature rows over the host
 link.
 """
 
@@ -23,12 +23,12 @@ from loadmaster.models.shown import ShownProblem
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """Feature rows that do not all lie on the GPU.
+    """Table of feature rows that are not all kept on the GPU.
 
     Attributes:
-        rows, row_bytes: of the whole table. How often which row is read is the statistics' curve of hits.
+        rows, row_bytes: of the whole table. The statistics' curve of hits says how often rows are read.
         reads: rows that a step reads.
-        link_gbps: what the GPU reads from pinned host memory, GB/s.
+        link_gbps: rate at which the GPU reads pinned host memory, GB/s.
     """
 
     rows: Annotated[int, Bounds(ge=1, le=1 << 50)]
@@ -39,14 +39,14 @@ class FeatureStore:
 
 @dataclass(frozen=True, repr=False)
 class GraphProblem(ShownProblem):
-    """One layer on one graph on one GPU.
+    """Problem of one layer on one graph on one GPU.
 
     Attributes:
         program: the forward pass.
         training: whether the backward pass is planned, too.
         feature_gradients: whether features get gradients; they do where other layers come before.
         element_bytes: of every number that is kept: 4, or 2 where layers run in bfloat16.
-        store: None where all features lie on the GPU.
+        store: None where all features are on the GPU.
         budget_bytes: memory of the GPU; None: to be given at planning time.
     """
 
@@ -68,7 +68,7 @@ class GraphProblem(ShownProblem):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large it is, for a person who waits for its plan."""
+        """Counts of values, nodes, edges and relations, for a person who waits for a plan."""
         return {
             "values": len(self.program.values),
             "nodes": self.statistics.rows("node"),
@@ -77,7 +77,7 @@ class GraphProblem(ShownProblem):
         }
 
     def step(self, forward: Program) -> Program:
-        """What a step computes, in the order of this forward pass."""
+        """Make the program of a step in the order of this forward pass: with its backward pass, if it trains."""
         if not self.training:
             return forward
         given = [*forward.given("parameter").values()]

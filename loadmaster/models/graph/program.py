@@ -1,16 +1,16 @@
-"""Programs: one layer of a graph network as values, each made by one operator from values before it, [Wu24] 3.3.2.
+"""Programs of graph layers: values, each made by one operator from values before it, [Wu24] section 3.3.2.
 
 A value has a *row* for every element of its space (:mod:`.spaces`) and a shape that every row has: ``()`` a number,
 ``(D,)`` a vector, ``(H,)`` a number for each head, ``(H, D)`` a vector for each head; a matrix ``(K, M)`` or
 ``(H, K, M)`` for a weight. Shape and space are derived from the operator (:mod:`.operators`), never stated, except for
-what is given:
+given values:
 
     feature     rows that the caller gives: of nodes or of edges
     parameter   a weight: one, one for each relation, or one for each node type
-    degree      how many edges a node has: in all (``target``, ``source``) or of one relation (``target_pair``)
+    degree      number of edges of a node: of all (``target``, ``source``) or of one relation (``target_pair``)
 
 The program of a training step holds both passes: its first ``forward_count`` values are the forward pass, the rest is
-what :mod:`.autodiff` added. Nothing in a program says where or how anything is computed or kept.
+added by :mod:`.autodiff`. Nothing in a program says where or how anything is computed or kept.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from loadmaster.models.graph.value import GIVEN, Value
 
 @dataclass(frozen=True)
 class Program:
-    """Values in the order in which they can be computed.
+    """Program of a layer or a step: values in the order in which they can be computed.
 
     Attributes:
         outputs: numbers of the values that are the layer's results.
-        forward_count: how many values are the forward pass; all where there is no backward pass.
-        gradients: (number of what is given, number of its gradient).
+        forward_count: number of values of the forward pass; all where there is no backward pass.
+        gradients: (number of a given value, number of its gradient).
     """
 
     values: Annotated[tuple[Value, ...], Bounds(min_length=1, max_length=2_000)]
@@ -48,7 +48,7 @@ class Program:
         """Shape and space of every value.
 
         Raises:
-            InputError: an operator is unknown, or is given what it cannot take.
+            InputError: an operator is unknown, or cannot take its inputs.
         """
         found: list[Typed] = []
         for n, value in enumerate(self.values):
@@ -65,7 +65,7 @@ class Program:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Of every value, those that read it."""
+        """Readers of every value, by number."""
         found: list[list[int]] = [[] for _ in self.values]
         for n, value in enumerate(self.values):
             for i in dict.fromkeys(value.inputs):
@@ -74,7 +74,7 @@ class Program:
 
     @cached_property
     def above(self) -> tuple[frozenset[int], ...]:
-        """Of every value, all that it is made from."""
+        """Ancestors of every value: all that it is made from."""
         found: list[frozenset[int]] = []
         for value in self.values:
             found.append(frozenset(value.inputs).union(*(found[i] for i in value.inputs)))
@@ -82,15 +82,15 @@ class Program:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """What is computed for its own sake: outputs, then gradients."""
+        """Numbers of the results: outputs, then gradients."""
         return (*self.outputs, *(gradient for _, gradient in self.gradients))
 
     def given(self, op: str) -> Mapping[str, int]:
-        """Numbers of the features, parameters, degrees or gradients, by name."""
+        """Numbers of the given values of one sort, by name: features, parameters, degrees or gradients."""
         return {value.name: n for n, value in enumerate(self.values) if value.op == op}
 
     def described(self) -> Iterator[str]:
-        """A line for every value, for people: ``hs = linear(s, W)  # source_pair (64,)``."""
+        """Iterate over lines for people, one for each value: ``hs = linear(s, W)  # source_pair (64,)``."""
         for value, typed in zip(self.values, self.types, strict=True):
             names = ", ".join(self.values[i].name for i in value.inputs)
             more = [
@@ -106,7 +106,7 @@ class Program:
 
 @dataclass
 class Builder:
-    """Makes a program value by value; equal values are made once.
+    """Builder that makes a program value by value; equal values are made once.
 
     Attributes:
         values: so far.
@@ -120,17 +120,17 @@ class Builder:
 
     @classmethod
     def of(cls, program: Program) -> Builder:
-        """One that goes on from the values of a program."""
+        """Make a builder that continues from the values of a program."""
         found = cls([*program.values], [*program.types])
         found._known = {replace(value, name=""): n for n, value in enumerate(program.values) if value.op not in GIVEN}
         found._names = {value.name for value in program.values}
         return found
 
     def add(self, value: Value) -> int:
-        """The number of a value: a new one, or the one that is equal but for its name.
+        """Add a value, or find one that is equal except for its name; return its number.
 
         Raises:
-            InputError: the operator cannot take what it is given.
+            InputError: the operator cannot take its inputs.
         """
         key = replace(value, name="")
         if value.op not in GIVEN and key in self._known:
@@ -143,14 +143,14 @@ class Builder:
         return len(self.values) - 1
 
     def made(self, op: str, *inputs: int, name: str | None = None, **more: Any) -> int:
-        """The number of a value by its operator; the name is made up where none is given."""
+        """Add a value by its operator, with a generated name where none is given; return its number."""
         at = len(self.values)
         while f"{op}{at}" in self._names:
             at += 1
         return self.add(Value(name or f"{op}{at}", op, inputs, **more))
 
     def program(self, outputs: Sequence[int], forward_count: int, gradients: Sequence[tuple[int, int]] = ()) -> Program:
-        """The program, without values that no result needs; what is given stays."""
+        """Build the program, without values that no result needs; given values stay."""
         needed = {n for n, value in enumerate(self.values) if value.op in GIVEN}
         reached = [*outputs, *(gradient for _, gradient in gradients)]
         while reached:

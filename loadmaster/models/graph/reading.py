@@ -1,17 +1,17 @@
-"""What a kernel reads: bytes from memory and bytes through the cache.
+"""Model of a kernel's reads: bytes from memory and bytes through the cache.
 
-A row is read once for each row that the kernel runs over; once for each row that it stores where it is the same for all
-of these. Every different row comes from memory once. When it is asked for again it comes from the cache with the chance
-that the cache holds it: the part of all rows that fits. Rows out of order come in pairs of sectors, 64 bytes. Three
-things make reads cheaper:
+A row is read once for each row that the kernel runs over; or once for each row that it stores, if it is the same for
+all rows that belong to that one. Every different row comes from memory once. When it is read again, it comes from the
+cache with the probability that the cache holds it: the part of all rows that fits. Rows out of order come in pairs of
+sectors, 64 bytes. Three things make reads cheaper:
 
-*Order.* Edges are sorted by relation, then by target; pairs by relation; nodes by type. Rows that are asked for one
-after the other as they lie come once, whole.
+*Order.* Edges are sorted by relation, then by target; pairs by relation; nodes by type. Rows that are read in the order
+of memory come once, whole.
 
-*Groups.* A traversal takes the edges of a row one after the other, in the same order. Of what these share beside that
-row, a row is asked for once: by the edges of one relation, where they are those of one target.
+*Groups.* A traversal takes the edges of a row one after the other, in the same order. A row that consecutive edges
+share is read once: by the edges of one relation, where they are those of one target.
 
-*Small values* are still in the cache from the kernel before.
+*Small values* are still in the cache from the previous kernel.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from loadmaster.models.graph.statistics import GraphStatistics
 
 SECTOR_BYTES = 64
 INDEX_BYTES = 4
-# A value that is smaller than this part of the cache may still be there from the kernel before.
+# A value that is smaller than this part of the cache may still be there from the previous kernel.
 RECENT_SHARE = 0.25
 
 
 class Reading:
-    """The reads of a program's kernels on a graph.
+    """Reads of a program's kernels on a graph.
 
     Args:
         l2_bytes: of the cache.
@@ -42,10 +42,10 @@ class Reading:
         self.element_bytes, self.l2_bytes = element_bytes, l2_bytes
 
     def bytes(self, kernel: Kernel, need: Need) -> tuple[float, float]:
-        """From memory, and through the cache.
+        """Count the bytes that a kernel reads from memory, and through the cache.
 
         Args:
-            need: of all that the kernel stores.
+            need: needs of all that the kernel stores.
         """
         over, to = kernel.over or kernel.rows, kernel.rows
         dram = cache = 0.0
@@ -54,7 +54,7 @@ class Reading:
         for n, seen in need.seen:
             if n in kernel.stores:
                 continue
-            # One for each row that is stored, however many are run over.
+            # Once for each row that is stored, however many are run over.
             at = to if kernel.over is not None and (seen == to or is_coarser(seen, to)) else over
             if n not in weights and not _is_same(seen, at):
                 maps.add((seen, at))
@@ -62,25 +62,25 @@ class Reading:
             dram, cache = dram + found[0], cache + (0.0 if n in weights else found[1])
         indices = sum(self.statistics.rows(at) for seen, at in maps if seen != "one")
         if kernel.over is not None:
-            # Where the rows begin that belong to each, and which they are.
+            # Offsets of the rows that belong to each row, and their numbers.
             indices += self.statistics.rows(to)
             indices += self.statistics.rows(over) if _grouped_by(kernel) is not None else 0
         return dram + INDEX_BYTES * indices, cache + INDEX_BYTES * indices
 
     def cold(self, value_bytes: float) -> float:
-        """The part of a value that comes from memory, or goes there, when it is read or stored."""
+        """Part of a value that comes from memory, or goes there, when it is read or stored."""
         return min(1.0, value_bytes / (RECENT_SHARE * self.l2_bytes)) if self.l2_bytes else 1.0
 
     def _weights(self, kernel: Kernel) -> set[int]:
-        """Whose reads are those of tiles of products."""
+        """Weights of a kernel's products, whose reads through the cache are counted by tile."""
         values = self.program.values
         return {base(self.program, values[n].inputs[1]) for n in kernel.stores if values[n].op == "linear"}
 
     def _value(self, n: int, seen: Space, at: Space, grouped_by: Space | None) -> tuple[float, float]:
-        """Of a value that rows of a space see.
+        """Count the bytes of reading a value for the rows of a space: from memory, and through the cache.
 
         Args:
-            grouped_by: by what these rows are taken; None: as they lie.
+            grouped_by: space by which these rows are grouped; None: they are taken in the order of memory.
         """
         typed = self.program.types[n]
         rows, row_bytes = self.statistics.rows(typed.space), typed.numbers * self.element_bytes
@@ -101,22 +101,22 @@ class Reading:
 
 
 def come_as_they_lie(over: Space, to: Space) -> bool:
-    """Whether the rows that belong to each row of a space lie one after the other."""
+    """Return whether the rows that belong to each row of a space are contiguous in memory."""
     return to in WEIGHT_SPACES or (over, to) == ("edge", "target_pair")
 
 
 def are_in_order(seen: Space, at: Space) -> bool:
-    """Whether rows that are taken as they lie see those of a space in order."""
+    """Return whether rows taken in the order of memory read the rows of a space in order."""
     return _is_same(seen, at) or seen in WEIGHT_SPACES or (at, seen) == ("edge", "target_pair")
 
 
 def _grouped_by(kernel: Kernel) -> Space | None:
-    """By what a kernel takes the rows that it runs over; None: as they lie."""
+    """Space by which a kernel groups the rows that it runs over; None: it takes them in the order of memory."""
     if kernel.template != "traverse" or kernel.over is None or come_as_they_lie(kernel.over, kernel.rows):
         return None
     return kernel.rows
 
 
 def _is_same(seen: Space, at: Space) -> bool:
-    """Whether each row sees its own."""
+    """Return whether rows of one space are those of the other."""
     return seen == at or (rows_class(seen) == rows_class(at) == "node")

@@ -1,8 +1,8 @@
-"""What lies in the GPU's memory while the kernels of a schedule run.
+"""Residence of values in the GPU's memory while the kernels of a schedule run.
 
-For the whole step: features, weights, the graph's own index arrays, hot feature rows of a store. From the kernel that
-stores it to the last that reads it: every value that is kept; to the end, where it is a result. The gradients of the
-outputs come with the backward pass and stay.
+In memory for the whole step: features, weights, the graph's own index arrays, hot feature rows of a store. From the
+kernel that stores it to the last that reads it: every value that is kept; to the end, if it is a result. The gradients
+of the outputs come with the backward pass and stay.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from loadmaster.solvers.program import IntArray
 
 
 def value_bytes(problem: GraphProblem, program: Program, n: int) -> int:
-    """Of a value that is kept or given."""
+    """Bytes of a value that is kept or given."""
     typed = program.types[n]
     return problem.statistics.rows(typed.space) * typed.numbers * problem.element_bytes
 
 
 def graph_bytes(problem: GraphProblem) -> int:
-    """Of the index arrays of the graph.
+    """Bytes of the graph's index arrays.
 
-    Of edges: both ends, the relation, both pairs, and the two orders by node and two by pair; of pairs: node, relation,
-    and the order by node; of nodes: where the edges and pairs of each begin, and its type.
+    For edges: both ends, the relation, both pairs, and the two orders by node and two by pair; for pairs: node,
+    relation, and the order by node; for nodes: offsets of the edges and pairs of each, and its type.
     """
     rows = problem.statistics.rows
     edges, pairs = rows("edge"), rows("source_pair") + rows("target_pair")
@@ -38,13 +38,13 @@ def graph_bytes(problem: GraphProblem) -> int:
 
 
 def lasting_bytes(problem: GraphProblem, program: Program) -> int:
-    """What lies there for the whole step, without hot rows."""
+    """Bytes in memory for the whole step, without hot rows."""
     given = [n for n, value in enumerate(program.values) if value.op in GIVEN and value.op != "gradient"]
     return graph_bytes(problem) + sum(value_bytes(problem, program, n) for n in given)
 
 
 def lives(program: Program, schedule: Schedule) -> dict[int, tuple[int, int]]:
-    """For every value that is kept, and every gradient that is given: the first and last kernel that it lies there."""
+    """Lifetimes of kept values and given gradients: the first and the last kernel that finds each in memory."""
     last = len(schedule.kernels) - 1
     made = schedule.kept
     found = {n: (at, at) for n, at in made.items()}
@@ -63,7 +63,7 @@ def lives(program: Program, schedule: Schedule) -> dict[int, tuple[int, int]]:
 
 
 def over_time(problem: GraphProblem, program: Program, schedule: Schedule) -> IntArray:
-    """[kernels] bytes while each runs, without hot rows."""
+    """Bytes in memory while each kernel runs, without hot rows [kernels]."""
     changes = np.zeros(len(schedule.kernels) + 1, dtype=np.int64)
     for n, (first, last) in lives(program, schedule).items():
         if first < len(schedule.kernels):
@@ -73,12 +73,12 @@ def over_time(problem: GraphProblem, program: Program, schedule: Schedule) -> In
 
 
 def peak_bytes(problem: GraphProblem, program: Program, schedule: Schedule) -> int:
-    """The most, without hot rows."""
+    """Highest bytes in memory over all kernels, without hot rows."""
     return int(over_time(problem, program, schedule).max())
 
 
 def largest_at(problem: GraphProblem, program: Program, schedule: Schedule, at: int, count: int) -> Sequence[str]:
-    """Names of the largest values that lie there while a kernel runs; features among them."""
+    """Names of the largest values in memory while a kernel runs, features and weights included."""
     there = [n for n, (first, last) in lives(program, schedule).items() if first <= at <= last]
     there += [n for n, value in enumerate(program.values) if value.op in ("feature", "parameter")]
     there.sort(key=lambda n: -value_bytes(problem, program, n))

@@ -1,4 +1,4 @@
-"""A program made anew, value by value, each in its first form or in one that computes the same ([Wu24] section 3.3.2).
+"""Rewriting of a program, value by value, each in its first form or in an equal one ([Wu24] section 3.3.2).
 
 Sites are values that can be made in more than one way:
 
@@ -11,7 +11,7 @@ Sites are values that can be made in more than one way:
 
 where f is a number for each edge (or each of its heads). The inner sum is for each target and relation where W is by
 relation, and for each target where one W serves all. By parts is a form where some part has fewer rows than the
-whole; there are more sites behind it, in the products of the parts.
+whole; the products of the parts are further sites.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PAIRS: dict[Space, Space] = {"target": "target_pair", "source": "source_pair"}
 
 @dataclass(frozen=True)
 class Factors:
-    """What stands between a sum and the product that it sums: numbers for each edge.
+    """Factors between a sum and the product that it sums: numbers for each edge.
 
     Attributes:
-        linear: the product.
-        steps: values that multiply, innermost first; each with the number of its factor, None where it has none.
+        linear: number of the product.
+        steps: numbers of values that multiply, innermost first; each with that of its factor, None where it has none.
         by_head: whether a factor is a number for each head.
     """
 
@@ -45,7 +45,7 @@ class Factors:
 
 
 def sites(program: Program) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Numbers of the values that orders differ in, and their forms beside the first."""
+    """Iterate over the sites of a program: numbers of values with several forms, and their forms after the first."""
     for n, value in enumerate(program.values):
         forms: list[str] = []
         if value.op == "dot":
@@ -59,7 +59,7 @@ def sites(program: Program) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def spreadable(program: Program) -> Iterator[int]:
-    """Products for each pair whose rows are nodes seen from edges: compact materialization is a choice for them."""
+    """Products for each pair whose rows are nodes' rows read at edges: for them compact materialization is a choice."""
     for n, value in enumerate(program.values):
         by_pairs = value.op == "linear" and program.types[n].space in PAIRS.values()
         if by_pairs and program.types[value.inputs[0]].space in PAIRS:
@@ -67,7 +67,7 @@ def spreadable(program: Program) -> Iterator[int]:
 
 
 def divisible(program: Program) -> Iterator[int]:
-    """Products of rows that are put together of parts, of which one has fewer rows."""
+    """Products of concatenated rows of which some part has fewer rows than the whole."""
     for n, value in enumerate(program.values):
         if value.op == "linear" and program.values[value.inputs[0]].op == "concat":
             weight = program.types[value.inputs[1]].space
@@ -77,12 +77,12 @@ def divisible(program: Program) -> Iterator[int]:
 
 
 def rewritten(program: Program, forms: Mapping[int, str]) -> Program:
-    """The same function with some sites in other forms; values that nothing needs any more are gone."""
+    """Rewrite a program with some sites in other forms; values that nothing needs any more are left out."""
     return _Rewriting(program, forms).program()
 
 
 def factors(program: Program, n: int) -> Factors | None:
-    """Of a sum over edges of products with numbers; None where it is none."""
+    """Find the factors of a sum over edges of a product times numbers; None for other values."""
     value = program.values[n]
     if value.reduce != "sum" or value.over != "edge" or value.space not in PAIRS:
         return None
@@ -109,7 +109,7 @@ def factors(program: Program, n: int) -> Factors | None:
 
 
 def _dot_forms(program: Program, n: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Forms of a dot product, each with its (product, other side)."""
+    """Iterate over the forms of a dot product, each with its (product, other side)."""
     for linear, other in (program.values[n].inputs, program.values[n].inputs[::-1]):
         if program.values[linear].op != "linear":
             continue
@@ -127,21 +127,21 @@ def _dot_forms(program: Program, n: int) -> Iterator[tuple[str, tuple[int, int]]
 
 
 def _inner(program: Program, n: int) -> int | None:
-    """The product whose rows enter a product, where their weights can be multiplied first."""
+    """Find the product whose rows enter a product, if their weights can be multiplied first; else None."""
     x, weight = program.values[n].inputs
     while program.values[x].op in ("source", "target"):
         (x,) = program.values[x].inputs
     if program.values[x].op != "linear":
         return None
     inner = program.types[program.values[x].inputs[1]]
-    # A weight by node type serves nodes, not what edges see of them.
+    # A weight by node type applies to nodes, not to their rows at edges.
     joins = _joins(inner.space, program.types[weight].space, program.types[n].space)
     fits = len(inner.shape) == len(program.types[weight].shape) == 2
     return x if fits and joins else None
 
 
 def _parts(program: Program, n: int) -> Iterator[int]:
-    """The vectors that a vector is put together of."""
+    """Iterate over the vectors that a vector is concatenated of."""
     value = program.values[n]
     if value.op != "concat":
         yield n
@@ -172,7 +172,7 @@ class _Rewriting:
         return self.b.program(outputs, len(self.b.values))
 
     def at(self, n: int) -> int:
-        """The new number of a value."""
+        """Rewrite a value, once; return its new number."""
         if n not in self.made:
             self.made[n] = self._form(n)
         return self.made[n]
@@ -190,7 +190,7 @@ class _Rewriting:
         return self.b.add(replace(value, inputs=tuple(map(self.at, value.inputs))))
 
     def _product(self, n: int) -> tuple[int, int]:
-        """Rows and weight of a product, in its form."""
+        """Make rows and weight of a product, in its form."""
         x, weight = self.of.values[n].inputs
         if self.forms.get(n) != WEIGHTS:
             return self.at(x), self.at(weight)
@@ -226,7 +226,7 @@ class _Rewriting:
         return found
 
     def _hoisted(self, op: str, x: int, other: int, name: str) -> int:
-        """A product or dot product with what serves all, of nodes and not of what edges see of them."""
+        """Make a product or dot product; with a weight that serves all, for nodes and not for their rows at edges."""
         seen = self.b.values[x]
         if seen.op in ("source", "target") and self.b.types[other].space == "one":
             return self.b.made(seen.op, self.b.made(op, seen.inputs[0], other, name=name))
@@ -250,7 +250,7 @@ class _Rewriting:
         return self._split_dot(n)
 
     def _split_dot(self, n: int) -> int:
-        """A dot product; of vectors put together with a weight, the sum of the dot products of its parts."""
+        """Make a dot product; for concatenated vectors and a weight, the sum of the dot products of the parts."""
         value = self.of.values[n]
         for joined, other in (value.inputs, value.inputs[::-1]):
             if self.of.values[joined].op != "concat" or self.of.types[other].space not in GIVEN_SPACES["parameter"]:

@@ -1,22 +1,22 @@
-"""Schedules: which values of a program are kept, and which kernel makes them ([Wu24] sections 3.3.2 and 3.3.3).
+"""Schedules of a program: the values that are kept, and the kernels that make them ([Wu24] sections 3.3.2, 3.3.3).
 
-A value is *kept* where a kernel stores it, a row for each row of its space. What is not kept is made anew inside every
-kernel that needs it (*inline*). A kernel is one of five templates:
+A value is *kept* where a kernel stores it, a row for each row of its space. Other values are made again inside every
+kernel that needs them (*inline*). A kernel is one of five templates:
 
-    gemm      one ``linear``, rows of one type through one weight; what it stores besides is made from its rows
+    gemm      one ``linear``, rows of one type through one weight; other values that it stores are made from its rows
     traverse  aggregates from one space to one space: for each row of it, over the rows that belong to it; one may read
               another of the same kernel, which then runs over the rows again
     outer     one ``outer``: a weight's gradient
     map       values of one space, row by row
-    fold      one value of weights alone
+    fold      one product of weights
 
 A schedule holds when
 
 (S1)  every result is kept, or a view of what is; every kept value is stored by one kernel;
 (S2)  kernels come after those whose values they read; no forward kernel stores a value of the backward pass;
-(S3)  what is inline can be made where it is needed: products through weights, aggregates and outers are kept, and so is
-      what edges see of their nodes (``source``, ``target``) and what weights are multiplied from; in the rows that a
-      ``gemm`` or an ``outer`` reads, only what is made number by number is inline;
+(S3)  what is inline can be made where it is needed: products through weights, aggregates and outers are kept, and so
+      are values that edges read at their nodes (``source``, ``target``) and factors of products of weights; in the rows
+      that a ``gemm`` or an ``outer`` reads, only what is made number by number is inline;
 (S4)  a kernel reads no value of a finer space than its own rows, or than those that it runs over;
 (S5)  what a kernel stores fits its template, and is of the space of its rows. The rows of node, source and target are
       the same. It is no more than a program holds in registers: :data:`MOST_STORES`;
@@ -44,7 +44,7 @@ MOST_STORES: Mapping[Template, int] = {"gemm": 4, "traverse": 4, "outer": 1, "ma
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel of the GPU is cut.
+    """Tile by which a kernel of the GPU is cut.
 
     Attributes:
         rows: of one program; of a traversal, rows that it runs over at once.
@@ -59,8 +59,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of a template: each number of rows, with each of columns and each of warps. All that kernels have, unless
-    some are left out."""
+    """Tiles of a template: each number of rows, with each of columns and each of warps; by default all that kernels
+    have."""
 
     leave_out_defaults: ClassVar = True
 
@@ -72,14 +72,14 @@ class Tiles:
         return tile.rows in self.rows and tile.columns in self.columns and tile.warps in self.warps
 
     def from_(self, tile: Tile) -> list[Tile]:
-        """All with these columns, on which no time depends; this one first where it is one of them."""
+        """List all tiles with the columns of this one, on which no time depends; this one first if it is among them."""
         columns = tile.columns if tile.columns in self.columns else self.columns[0]
         tiles = [Tile(rows, columns, warps) for rows, warps in product(self.rows, self.warps)]
         return sorted(tiles, key=lambda other: other != tile)
 
     @property
     def words(self) -> str:
-        """For a person: the numbers that there are."""
+        """Numbers of rows, columns and warps in words, for error messages."""
         rows, columns, warps = (", ".join(map(str, some)) for some in (self.rows, self.columns, self.warps))
         return f"rows: {rows}; columns: {columns}; warps: {warps}"
 
@@ -89,11 +89,11 @@ EVERY_TILE = Tiles()
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch.
+    """Kernel of a schedule.
 
     Attributes:
-        rows: the space of what it stores, by which its work is divided.
-        over: of a traversal and an outer: the rows that belong to a row.
+        rows: space of the values that it stores, by which its work is divided.
+        over: for a traversal and an outer: space of the rows that belong to a row.
         stores: numbers of values, in order.
     """
 
@@ -108,10 +108,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernels in the order in which they run.
+    """Schedule of a program: kernels in the order in which they run.
 
     Attributes:
-        forward_count: how many of them are the forward pass.
+        forward_count: number of kernels of the forward pass.
     """
 
     kernels: Annotated[tuple[Kernel, ...], Bounds(min_length=1, max_length=1_000)]
@@ -121,16 +121,16 @@ class Schedule:
 
     @property
     def kept(self) -> dict[int, int]:
-        """The kernel that stores a value, by the numbers of both."""
+        """Map each stored value to the kernel that stores it, by the numbers of both."""
         return {n: at for at, kernel in enumerate(self.kernels) for n in kernel.stores}
 
 
 def is_free(program: Program, n: int) -> bool:
-    """Whether a value costs nothing: it is given, or a view."""
+    """Return whether a value costs nothing: it is given, or a view."""
     return program.values[n].op in GIVEN or OPERATORS[program.values[n].op].sort == "view"
 
 
 def must_be_kept(program: Program, n: int) -> bool:
-    """Whether a value cannot be inline."""
+    """Return whether a value cannot be inline: a product through a weight, an aggregate, an outer or a fold."""
     value = program.values[n]
     return value.op == "linear" or OPERATORS[value.op].sort in ("aggregate", "outer", "weight")

@@ -1,4 +1,4 @@
-"""Whether a schedule holds: (S1) to (S6) of :mod:`.schedule`, each broken rule in words."""
+"""Rules of schedules, (S1) to (S6) of :mod:`.schedule`, with each broken rule in words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loadmaster.models.graph.value import GIVEN
 
 
 def broken_rules(program: Program, schedule: Schedule) -> list[str]:
-    """What is wrong with a schedule, rule by rule; nothing if it holds.
+    """List the broken rules of a schedule in words; empty if it holds.
 
     Raises:
         InputError: it names values that the program lacks, or more forward kernels than it has.
@@ -51,7 +51,7 @@ def expect_schedule(program: Program, schedule: Schedule) -> None:
     """Refuse a schedule that does not hold.
 
     Raises:
-        InputError: the first rule that it breaks.
+        InputError: naming the first rule that it breaks.
     """
     found = broken_rules(program, schedule)
     if found:
@@ -59,7 +59,7 @@ def expect_schedule(program: Program, schedule: Schedule) -> None:
 
 
 def tiles_left_out(rule: str, schedule: Schedule, of: Callable[[Template], Tiles], who: str) -> Iterator[str]:
-    """Kernels with tiles that are none of those ``of`` their template."""
+    """Iterate over violations by kernels whose tile is not among those ``of`` their template."""
     for at, kernel in enumerate(schedule.kernels):
         tile, tiles = kernel.tile, of(kernel.template)
         if tile not in tiles:
@@ -68,7 +68,7 @@ def tiles_left_out(rule: str, schedule: Schedule, of: Callable[[Template], Tiles
 
 
 def _kept(program: Program, schedule: Schedule, kept: frozenset[int]) -> Iterator[str]:
-    """(S1), and of (S3) that what cannot be inline is kept."""
+    """Check (S1), and the part of (S3) by which values that cannot be inline are kept."""
     stored = [n for kernel in schedule.kernels for n in kernel.stores]
     for n in sorted(set(stored)):
         if stored.count(n) > 1:
@@ -85,7 +85,7 @@ def _kept(program: Program, schedule: Schedule, kept: frozenset[int]) -> Iterato
 
 
 def _order(program: Program, schedule: Schedule, needs: Inline) -> Iterator[str]:
-    """(S2): what is read is there, of the same kernel at most what its own rows have."""
+    """Check (S2): values are stored before they are read; of the same kernel's values, own rows alone are read."""
     there = {n for n, value in enumerate(program.values) if value.op in GIVEN}
     for at, kernel in enumerate(schedule.kernels):
         if at < schedule.forward_count and any(n >= program.forward_count for n in kernel.stores):
@@ -101,7 +101,7 @@ def _order(program: Program, schedule: Schedule, needs: Inline) -> Iterator[str]
 
 
 def _unreadable(program: Program, kernel: Kernel, n: int, need: Need, own: frozenset[int]) -> set[int]:
-    """Of what a kernel itself stores, that which a value cannot be made from in it."""
+    """Values that a kernel itself stores, and that another one of its values cannot be made from there."""
     if kernel.template == "map":
         return set(own & need.elsewhere)
     if kernel.template == "gemm":
@@ -111,7 +111,7 @@ def _unreadable(program: Program, kernel: Kernel, n: int, need: Need, own: froze
 
 
 def _inline(program: Program, kept: frozenset[int], needs: Inline) -> Iterator[str]:
-    """(S3): in rows that enter products of matrices, numbers are made from numbers at their place."""
+    """Check (S3): in rows that enter products of matrices, numbers are made from numbers at their place."""
     for n in sorted(kept):
         for i in matrix_rows(program, n):
             for v in sorted(needs.of([i]).inline):
@@ -121,7 +121,7 @@ def _inline(program: Program, kept: frozenset[int], needs: Inline) -> Iterator[s
 
 
 def _stores(program: Program, schedule: Schedule, needs: Inline) -> Iterator[str]:
-    """(S4) and (S5)."""
+    """Check (S4) and (S5): what kernels read, and what they store."""
     for at, kernel in enumerate(schedule.kernels):
         products = [n for n in kernel.stores if template_of(program, n) == "gemm"]
         if kernel.template in ("outer", "fold", "gemm"):

@@ -1,8 +1,8 @@
-"""Kernels in the sequence that takes the least memory at the most.
+"""Sequence of kernels with the least peak memory, by dynamic programming over sets of kernels.
 
-What lies in memory after some kernels depends on which they are, not on their sequence. So of all sequences of the same
+The values in memory after some kernels depend on which they are, not on their sequence. So of all sequences of the same
 kernels the one with the least peak is enough, set after set, each of one kernel more. Kernels wait for each other, so
-there are few such sets: hundreds where there are twenty kernels.
+there are few such sets: hundreds for twenty kernels.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import lasting_bytes, value_bytes
 from loadmaster.models.graph.schedule import Kernel, Schedule
 
-# Sets of one size that are gone on with, those of the least peaks: where there are more, the least may be missed.
+# Sets of one size that are continued, those of the least peaks: where there are more, the optimum may be missed.
 MOST_SETS = 2_000
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a kernel: values that it stores, among others, and values of other kernels that it reads."""
+    """Fact about a kernel: values that it stores, perhaps among others, and values of other kernels that it reads."""
 
     stores: frozenset[int]
     reads: frozenset[int]
@@ -30,10 +30,10 @@ class Fact:
 
 @dataclass(frozen=True)
 class Sequenced:
-    """A schedule.
+    """Schedule of kernels put into sequence.
 
     Attributes:
-        is_least: whether no sequence of its kernels takes less memory at the most.
+        is_least: whether no sequence of its kernels has a lower peak.
     """
 
     schedule: Schedule
@@ -42,7 +42,7 @@ class Sequenced:
 
 @dataclass(frozen=True)
 class _Reached:
-    """Kernels that have run: bytes at the most until now, bytes that lie there now, and which was the last."""
+    """State after a set of kernels: peak bytes so far, bytes in memory after it, and the last kernel."""
 
     peak: int
     lying: int
@@ -51,7 +51,7 @@ class _Reached:
 
 
 def in_sequence(problem: GraphProblem, program: Program, kernels: Sequence[Kernel]) -> Sequenced | None:
-    """These kernels as a schedule, the forward pass first; None where they wait for each other in a circle."""
+    """Put kernels into sequence, the forward pass first; None where they wait for each other in a cycle."""
     kept = frozenset(n for kernel in kernels for n in kernel.stores)
     needs = Inline(program, kept)
     kernels = sorted(kernels, key=lambda kernel: min(kernel.stores))
@@ -67,7 +67,7 @@ def in_sequence(problem: GraphProblem, program: Program, kernels: Sequence[Kerne
 
 
 class Sequences:
-    """Sequences of kernels of a program, of each of which some facts are known."""
+    """Search for sequences of a program's kernels, given some facts about each kernel."""
 
     def __init__(self, problem: GraphProblem, program: Program) -> None:
         self.forward_count = program.forward_count
@@ -75,15 +75,15 @@ class Sequences:
         self.sizes = [value_bytes(problem, program, n) for n in range(len(program.values))]
         self.lasting = lasting_bytes(problem, program)
         self.gradients = sum(self.sizes[n] for n in program.given("gradient").values())
-        # What is stored of this is stored before, or by the same kernel.
+        # Ancestors of each value: those that are stored are stored before it, or by the same kernel.
         self.above = program.above
 
     def least(self, facts: Sequence[Fact], most_bytes: int | None = None) -> tuple[list[int] | None, bool]:
-        """The sequence that takes the least at the most, among those that take no more than ``most_bytes``.
+        """Find the sequence with the least peak, among those with a peak of at most ``most_bytes``.
 
         Returns:
-            (sequence, whether it is exact): numbers of the facts, None where there is no such sequence. Whatever else
-            the kernels store and read, and whatever kernels there are beside them, takes more.
+            (sequence, whether it is exact): numbers of the facts, None where there is no such sequence. More stores,
+            more reads or more kernels only raise the peak.
         """
         most = None if most_bytes is None else most_bytes - self.lasting
         steps = _Steps(self, facts)
@@ -114,11 +114,11 @@ class Sequences:
 
 
 class _Steps:
-    """What each kernel waits for, takes and leaves; sets of kernels are numbers, a bit for each.
+    """Steps of the search: what each kernel waits for, takes and leaves; sets of kernels are bit masks.
 
     Attributes:
-        waits: kernels that run before.
-        while_it_runs: bytes beside those that lie there before.
+        waits: kernels that run before each kernel.
+        while_it_runs: bytes that each kernel adds to those in memory before it.
     """
 
     def __init__(self, of: Sequences, facts: Sequence[Fact]) -> None:
@@ -132,7 +132,7 @@ class _Steps:
             self.waits.append(before if is_forward[at] else before | forward)
         readers = {n: sum(1 << at for at, fact in enumerate(facts) if n in fact.reads) for n in stored}
         self._stored = [sum(of.sizes[n] for n in fact.stores) for fact in facts]
-        # What none of these kernels stores lies there at least while it is read.
+        # A value that none of these kernels stores is in memory at least while it is read.
         self.while_it_runs = [
             size + sum(of.sizes[n] for n in fact.reads - stored) + (0 if is_it else of.gradients)
             for size, fact, is_it in zip(self._stored, facts, is_forward, strict=True)
@@ -143,5 +143,5 @@ class _Steps:
         ]
 
     def left(self, at: int, done: int) -> int:
-        """Bytes that lie there after a kernel beyond those before, where ``done`` have run with it."""
+        """Change of the bytes in memory by a kernel, where ``done`` are the kernels that have run, with this one."""
         return self._stored[at] - sum(size for size, readers in self._ends[at] if not readers & ~done)

@@ -1,4 +1,4 @@
-"""Row spaces: what a value of a graph program depends on, so how many rows it needs.
+"""Row spaces: a value's space says what the value depends on, and so how many rows it needs.
 
     one          a single row: an untyped weight
     relation     a row for each relation
@@ -25,10 +25,10 @@ from loadmaster.errors import InputError
 
 Space = Literal["one", "relation", "node_type", "node", "source", "target", "source_pair", "target_pair", "edge"]
 SPACES: tuple[Space, ...] = get_args(Space)
-# Spaces of weights: few rows, each for many nodes or edges, which lie sorted by it.
+# Spaces of weights: few rows, each for many nodes or edges, which are stored sorted by it.
 WEIGHT_SPACES: tuple[Space, ...] = ("one", "relation", "node_type")
 
-# What the row of a space is found by, from an edge. Spaces of nodes alone are apart: no edge leads to them.
+# Keys by which an edge finds its row of a space. Spaces of nodes alone are apart: no edge leads to them.
 _KEYS: dict[Space, frozenset[str]] = {
     "one": frozenset(),
     "relation": frozenset({"relation"}),
@@ -43,12 +43,12 @@ _OF_NODES: tuple[Space, ...] = ("one", "node_type", "node")
 
 
 def is_seen_from_edges(space: Space) -> bool:
-    """Whether every edge has a row in it."""
+    """Return whether every edge has a row in a space."""
     return space in _KEYS
 
 
 def is_coarser(space: Space, other: Space) -> bool:
-    """Whether every row of ``other`` has one row of ``space``: a value of ``space`` can be read, or kept, there."""
+    """Return whether each row of ``other`` has one row of ``space``: a value of ``space`` can be read or kept there."""
     if space in _KEYS and other in _KEYS:
         return _KEYS[space] <= _KEYS[other]
     if space in _OF_NODES and other in _OF_NODES:
@@ -57,10 +57,10 @@ def is_coarser(space: Space, other: Space) -> bool:
 
 
 def join(spaces: Iterable[Space]) -> Space:
-    """The coarsest space on which a function of values of these spaces is a function.
+    """Find the coarsest space for a function of values of these spaces.
 
     Raises:
-        InputError: there is none: some are of nodes, others of edges.
+        InputError: there is no such space: some are of nodes, others of edges.
     """
     given = [*dict.fromkeys(spaces)]
     if all(space in _KEYS for space in given):

@@ -1,4 +1,4 @@
-"""What graph plans state beside their schedules: what each kernel takes, and why there is no plan."""
+"""Statements of graph plans, as recomputed by the check: costs of kernels, and reasons why there is no plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _recompute(problem: GraphProblem, plan: GraphPlan, verdict: Check | None) ->
 
 @lru_cache(maxsize=32)
 def _least_us(problem: GraphProblem) -> float:
-    """What no plan goes below: every order's kernels at the least, with all hot rows that save time."""
+    """Lower bound of all plans' time, us: the kernels of any order at the least, with all hot rows that save time."""
     wanted_rows = sum(rows for rows, saved in segments(problem) if saved > 0)
     steps = (problem.step(order.program) for order in orders(problem.program))
     costs = (Costs(step, problem.statistics, problem.element_bytes, problem.hardware) for step in steps)

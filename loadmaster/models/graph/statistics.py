@@ -1,4 +1,4 @@
-"""What a plan needs to know of a graph: how many rows every space has, how uneven they are, how often each is read."""
+"""Statistics of a graph that a plan needs: rows of every space, how uneven they are, and how often each is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOT_SHARES: tuple[float, ...] = (0.0, *(2.0**-k for k in range(12, 3, -1)), *(k 
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """A graph in numbers.
+    """Numbers of a graph.
 
     Attributes:
         edges, source_pairs, target_pairs: for each relation, its edges, and its different sources and targets.
@@ -45,7 +45,7 @@ class GraphStatistics:
     __pydantic_config__: ClassVar = READING
 
     def rows(self, space: Space) -> int:
-        """How many rows a space has."""
+        """Number of rows of a space."""
         if space == "one":
             return 1
         if space in ("relation", "node_type"):
@@ -53,7 +53,7 @@ class GraphStatistics:
         return sum(self.by_type(space))
 
     def by_type(self, space: Space) -> tuple[int, ...]:
-        """Rows of each relation, of edges and pairs; of each node type, of nodes."""
+        """Number of rows by type: by relation for edges and pairs, by node type for nodes."""
         if space == "edge":
             return self.edges
         if space in ("source_pair", "target_pair"):
@@ -61,7 +61,7 @@ class GraphStatistics:
         return self.nodes if space in ("node", "source", "target") else (self.rows(space),)
 
     def longest_row(self, over: Space, to: Space) -> int:
-        """Rows of ``over`` that belong to one row of ``to``, at the most."""
+        """Largest number of rows of ``over`` that belong to one row of ``to``."""
         if over == to:
             return 1
         if to in WEIGHT_SPACES:
@@ -73,7 +73,7 @@ class GraphStatistics:
 
 
 def expect_statistics(statistics: GraphStatistics, field: str = "statistics") -> None:
-    """Refuse numbers that no graph has.
+    """Refuse statistics that no graph has.
 
     Raises:
         InputError: no nodes or edges, or counts that contradict each other.
@@ -109,13 +109,13 @@ def statistics_of(
     relation_count: int | None = None,
     frequency: ArrayLike | None = None,
 ) -> GraphStatistics:
-    """Count a graph.
+    """Count the statistics of a graph from its edges.
 
     Args:
         source, target, relation: [edges] of each edge, whole numbers.
         node_type_counts: nodes of each type; nodes are numbered type by type.
-        relation_count: with those without edges; by default as many as are named.
-        frequency: [nodes] how often each node's features are read; by default once for each edge that leaves it.
+        relation_count: relations without edges included; by default as many as are named.
+        frequency: [nodes] reads of each node's features; by default one for each edge that leaves it.
 
     Raises:
         InputError: no edges, arrays of different lengths, or edges that name no node or relation.
@@ -158,7 +158,7 @@ def counted(
     longest_pairs: tuple[int, int, int, int],
     frequency: ArrayLike | None = None,
 ) -> GraphStatistics:
-    """The numbers of a graph that somebody has counted.
+    """Make the statistics of a graph from counts.
 
     Args:
         edges, source_pairs, target_pairs: [relations].
@@ -181,7 +181,7 @@ def counted(
 def _pairs(
     ends: NDArray[np.integer], relation: NDArray[np.integer], nodes: int, relations: int
 ) -> tuple[NDArray[np.integer], int, int]:
-    """Different nodes of each relation; edges of one of them, and relations of one node, at the most."""
+    """Count different nodes of each relation; also the most edges of one such pair, and most relations of a node."""
     keys = relation.astype(np.int64) * nodes + ends
     keys.sort()
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
@@ -200,6 +200,6 @@ def _hits(frequency: NDArray[np.generic]) -> tuple[float, ...]:
     total = np.concatenate([[0.0], np.cumsum(hottest)])
     if total[-1] <= 0:
         return HOT_SHARES
-    # Between rows on the line from one to the other: rounded to rows, the curve would bend up here and there.
+    # Interpolate between rows: rounded to whole rows, the curve would not be concave everywhere.
     hits = np.interp(np.array(HOT_SHARES) * len(hottest), np.arange(len(total)), total / total[-1])
     return tuple(min(1.0, float(share)) for share in hits)

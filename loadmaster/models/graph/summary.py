@@ -1,4 +1,4 @@
-"""What a graph problem is before it is planned: the program, the graph, the GPU, and what the step needs by rule."""
+"""Summary of a graph problem before it is planned: program, graph, GPU, and what the step needs by rule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadmaster.models.units import show_at_least, show_bytes
 
 
 def summary(problem: GraphProblem) -> Summary:
-    """What there is to say before anything is planned."""
+    """Summarize a graph problem before anything is planned."""
     statistics, whole, least = problem.statistics, whole_bytes(problem), least_bytes(problem)
     edges = statistics.rows("edge")
     compaction = {end: statistics.rows(f"{end}_pair") / edges for end in ("source", "target")}  # type: ignore[arg-type]

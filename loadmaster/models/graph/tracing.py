@@ -1,4 +1,4 @@
-"""A layer as a short Python function over nodes, edges and relations, captured as a program.
+"""Capture of a layer, a short Python function over nodes, edges and relations, as a program.
 
     def rgat(nodes, edges, weights):
         message = edges.source(nodes.h) @ weights.W[edges.relation]
@@ -7,7 +7,7 @@
 
     program = traced(rgat, nodes={"h": 64}, weights={"W": per_relation(64, 64), ...})
 
-The function is called once, with stand-ins that note what is done to them. Nothing of it depends on a graph.
+The function is called once, with stand-ins that record what is done to them. Nothing in it depends on a graph.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Extents = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Weight:
-    """The weight that a layer declares.
+    """Weight that a layer declares.
 
     Attributes:
         space: ``one``, ``relation`` or ``node_type``.
-        shape: of one of them.
+        shape: of the weight of one row.
     """
 
     space: Space
@@ -39,22 +39,22 @@ class Weight:
 
 
 def shared(*shape: int) -> Weight:
-    """A weight for all."""
+    """Declare one weight for all nodes, edges and relations."""
     return Weight("one", shape)
 
 
 def per_relation(*shape: int) -> Weight:
-    """A weight for each relation."""
+    """Declare a weight for each relation."""
     return Weight("relation", shape)
 
 
 def per_node_type(*shape: int) -> Weight:
-    """A weight for each node type."""
+    """Declare a weight for each node type."""
     return Weight("node_type", shape)
 
 
 class Traced:
-    """A value of the program that is being noted."""
+    """Stand-in for a value of the program that is being recorded."""
 
     __array_priority__ = 1000  # numbers of NumPy leave arithmetic to this class
 
@@ -63,19 +63,19 @@ class Traced:
 
     @property
     def typed(self) -> Typed:
-        """Shape and space."""
+        """Shape of a row, and row space of the value."""
         return self.builder.types[self.number]
 
     def made(self, op: str, *others: Traced, **more: Any) -> Traced:
-        """Another value, of this one and others."""
+        """Make another value from this one and others by an operator."""
         return Traced(self.builder, self.builder.made(op, self.number, *(o.number for o in others), **more))
 
     def heads(self, count: int) -> Traced:
-        """(H D,) as (H, D)."""
+        """Split vectors into heads: (H D,) becomes (H, D)."""
         return self.made("split_heads", count=count)
 
     def joined(self) -> Traced:
-        """(H, D) as (H D,)."""
+        """Join the heads of vectors: (H, D) becomes (H D,)."""
         return self.made("join_heads")
 
     def __getitem__(self, index: object) -> Traced:
@@ -160,36 +160,36 @@ class Edges(_Named):
         self._builder = builder
 
     def source(self, x: Traced) -> Traced:
-        """A node's value at the edges that leave it."""
+        """Read a node's value at the edges that leave it."""
         return x.made("source")
 
     def target(self, x: Traced) -> Traced:
-        """A node's value at the edges that end at it."""
+        """Read a node's value at the edges that end at it."""
         return x.made("target")
 
     def in_degree(self, of_relation: bool = False) -> Traced:
-        """How many edges end at the edge's target: all, or those of the edge's relation."""
+        """Number of edges that end at the edge's target: all, or those of the edge's relation."""
         space: Space = "target_pair" if of_relation else "target"
         return Traced(self._builder, self._builder.add(Value(f"degree_{space}", "degree", space=space, shape=())))
 
     def sum(self, x: Traced) -> Traced:
-        """For each node, over the edges that end at it."""
+        """Sum over the edges that end at each node."""
         return self._aggregate(x, "sum")
 
     def mean(self, x: Traced) -> Traced:
-        """As :meth:`sum`; 0 where no edge ends."""
+        """Mean over the edges that end at each node; 0 where no edge ends."""
         return self._aggregate(x, "mean")
 
     def max(self, x: Traced) -> Traced:
-        """As :meth:`sum`; 0 where no edge ends."""
+        """Maximum over the edges that end at each node; 0 where no edge ends."""
         return self._aggregate(x, "max")
 
     def min(self, x: Traced) -> Traced:
-        """As :meth:`sum`; 0 where no edge ends."""
+        """Minimum over the edges that end at each node; 0 where no edge ends."""
         return self._aggregate(x, "min")
 
     def softmax(self, score: Traced) -> Traced:
-        """Over the edges that end at the same node."""
+        """Softmax of a score over the edges that end at the same node."""
         return (score - self._over_edges(score, "logsumexp")).made("exp")
 
     def _aggregate(self, x: Traced, reduce: str) -> Traced:
@@ -209,7 +209,7 @@ def traced(
     weights: Mapping[str, Weight] | None = None,
     edges: Mapping[str, Extents] | None = None,
 ) -> Program:
-    """The program of a layer's forward pass.
+    """Capture a layer's forward pass as a program.
 
     Args:
         layer: takes nodes, edges and weights; returns one value of nodes, or several.
@@ -218,7 +218,7 @@ def traced(
 
     Raises:
         InputError: the function does what no program can, or returns something else than values of nodes; two inputs
-            have one name, or one has no numbers.
+            have one name, or an input has an invalid shape.
     """
     builder = Builder()
 
@@ -253,12 +253,12 @@ def traced(
 
 
 def dot(a: Traced, b: Traced) -> Traced:
-    """Over the last dimension, for each row and head."""
+    """Dot product over the last dimension, for each row and head."""
     return a.made("dot", b)
 
 
 def concat(a: Traced, b: Traced) -> Traced:
-    """One after the other, for each row and head."""
+    """Concatenate along the last dimension, for each row and head."""
     return a.made("concat", b)
 
 
@@ -274,5 +274,5 @@ relu, elu, gelu, sigmoid, tanh, exp, log = map(_of_one, ("relu", "elu", "gelu", 
 
 
 def leaky_relu(x: Traced, slope: float = 0.01) -> Traced:
-    """x above 0, slope times x below."""
+    """Leaky ReLU of every number: x above 0, slope times x below."""
     return x.made("leaky_relu", number=slope)

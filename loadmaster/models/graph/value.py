@@ -1,4 +1,4 @@
-"""One value of a graph program: the operator that makes it, and what that takes."""
+"""Value of a graph program: the operator that makes it, and the operator's inputs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from loadmaster.models.fields import Bounds, Index, Name
 from loadmaster.models.graph.spaces import Space
 
 Extent = Annotated[int, Bounds(ge=1, le=1 << 20)]
-# Operators of what is not computed.
+# Operators of values that are given, not computed.
 GIVEN = frozenset({"feature", "parameter", "degree", "gradient"})
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a program.
+    """Value of a graph program, with the operator that makes it.
 
     Attributes:
         op: the operator that makes it, a key of :data:`loadmaster.models.graph.operators.OPERATORS`.
         inputs: the numbers of values before it.
         number: the operator's own number: the slope of ``leaky_relu``, the start of a ``part``.
         count: the operator's own count: heads of ``split_heads``, numbers of a ``part``.
-        space: of what is given; where an ``aggregate``, ``outer`` or ``spread`` goes; None elsewhere.
+        space: of a given value, or of the result of an ``aggregate``, ``outer`` or ``spread``; None elsewhere.
         over: the rows that an ``aggregate`` or ``outer`` runs over; None elsewhere.
-        reduce: how an ``aggregate`` puts rows together; None elsewhere.
-        shape: of what is given; None elsewhere.
+        reduce: reduction of an ``aggregate``; None elsewhere.
+        shape: of a given value; None elsewhere.
     """
 
     leave_out_defaults: ClassVar = True

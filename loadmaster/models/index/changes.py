@@ -1,4 +1,4 @@
-"""When it pays to build a shard otherwise: what the change costs, against what each operation saves after it."""
+"""Changes that pay: the cost of building a shard otherwise, against what each operation saves after it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from loadmaster.models.index.serving import operations_us, refusal, serving, siz
 
 
 def changes(problem: IndexProblem, chosen: Sequence[int], budget_bytes: int) -> list[Change]:
-    """Of the shards that are built already: those that change, and those that stay but would gain in the long run.
+    """Find the built shards that change, and those that stay but would gain in the long run.
 
     Args:
         chosen: for every shard the number of its candidate.
-        budget_bytes: of each host. What a shard could become fits beside what the others get.
+        budget_bytes: of each host. What a shard could become fits next to what the others get.
     """
     free = [problem.room_bytes(h, budget_bytes) for h in range(len(problem.hosts))]
     for shard, candidate in zip(problem.shards, chosen, strict=True):

@@ -50,11 +50,11 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the plan holds."""
+        """True if the plan holds."""
         return not self.violations
 
     def summary(self) -> dict[str, object]:
-        """What a plan document records of it."""
+        """Summarize the check for the plan document."""
         return {
             "ok": self.ok,
             "total_us": self.total_us,

@@ -1,4 +1,4 @@
-"""What an index can be made of: its structure and the parameters of that structure.
+"""Configurations of an index: its structure and the parameters of that structure.
 
 Notation of [Shah23], section 6.2: Msi and Msh of a gapped array; mf-size, Mnf and nf of a fragmented log.
 """

@@ -1,4 +1,4 @@
-"""Work that is no longer what a plan was made for: how far it is from that, and the problem that it makes.
+"""Drift of work away from what a plan was made for: how far it is from that, and the problem that it makes.
 
 What an operation comes to under the new work is predicted, and corrected by what is known of the old: a candidate that
 took 1.2 times what was predicted for the old work is expected to take 1.2 times what is predicted for the new.
@@ -38,7 +38,7 @@ def _shares(of: Sequence[Operations]) -> list[float]:
 
 
 def added(a: Sequence[Operations], b: Sequence[Operations], sign: int = 1) -> list[Operations]:
-    """Both together, shard by shard, or with ``sign`` -1 the first without the second."""
+    """Add two sequences of operations shard by shard; with ``sign`` -1, take the second from the first."""
     return [
         Operations(*(getattr(x, sort) + sign * getattr(y, sort) for sort in _SORTS)) for x, y in zip(a, b, strict=True)
     ]
@@ -72,7 +72,7 @@ def with_work(
 
 
 def _features(old: Features, operations: Operations, keys: int) -> Features:
-    """Keys are as hard and lookups as skewed as they were: neither can be told from counts."""
+    """Features of the new work: keys stay as hard and lookups as skewed, since counts tell neither."""
     return replace(old, keys=keys, **{sort: getattr(operations, sort) for sort in _SORTS})
 
 

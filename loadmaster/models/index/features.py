@@ -31,7 +31,7 @@ _Share = Annotated[float, Bounds(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Features:
-    """What is known of a trace.
+    """Known facts about a trace.
 
     Attributes:
         keys: that are loaded.
@@ -53,12 +53,12 @@ class Features:
 
     @property
     def operations(self) -> float:
-        """Of all sorts."""
+        """Number of operations of all sorts."""
         return self.lookups + self.inserts + self.erases + self.scans
 
     @property
     def write_share(self) -> float:
-        """Of operations, those that change the index."""
+        """Share of operations that change the index."""
         return (self.inserts + self.erases) / self.operations if self.operations else 0.0
 
 
@@ -80,7 +80,7 @@ def features(trace: Trace) -> Features:
 
 
 def hot_share(looked_up: Keys, present: int) -> float:
-    """Of lookups, how many go to the 1 % of all keys that are looked up most."""
+    """Share of lookups that go to the 1 % of all keys that are looked up most."""
     if not len(looked_up):
         return 0.0
     _, counts = np.unique(looked_up, return_counts=True)
@@ -107,7 +107,7 @@ def _keys_per_line(parts: Sequence[Keys], epsilon: int, step: int = 1) -> float:
 
 
 def image(keys: Keys, size: int = 16) -> FloatArray:
-    """[size, size] the distribution of keys as a picture: the share of them by place (rows) and by key (columns)."""
+    """Distribution of keys as a picture, [size, size]: the share of them by place (rows) and by key (columns)."""
     ordered = np.sort(keys)
     picture = np.zeros((size, size))
     if not len(ordered):

@@ -24,7 +24,7 @@ Constraints:
 (M1)  a shard gets one candidate: sum_c x[s,c] = 1 - `one_configuration`
 (M2)  what a host holds fits: sum_(s: h(s) = h) sum_c b_sc x[s,c] <= B_h - `fits_the_host`
 (M3)  a shard is served by one thread: sum_p z[s,c,p] = x[s,c] - `one_thread`
-(M4)  where no thread of a host is given, they are alike: the k-th shard of the host, the one of the longest at its
+(M4)  where no thread of a host is given, they are equal: the k-th shard of the host, the one of the longest at its
       quickest first, is on one of the first k: z[s,c,p] = 0 for p >= k - `alike_threads`
 (M5)  no thread takes longer than the longest: sum_(s,c) t_sc z[s,c,p] <= T - `within_the_longest`
 
@@ -59,15 +59,15 @@ class Formulated:
     z: tuple[IntArray | None, ...]
 
     def chosen(self, values: FloatArray) -> list[int]:
-        """[shards] numbers of options that a point takes."""
+        """Numbers of the options that a point takes, [shards]."""
         return [int(values[columns].argmax()) for columns in self.x]
 
     def threads(self, values: FloatArray) -> list[int | None]:
-        """[shards] the thread that a point takes; None where there is nothing to choose."""
+        """Thread of each shard at a point, [shards]; None where only one can be taken."""
         return [None if columns is None else int(values[columns].sum(axis=0).argmax()) for columns in self.z]
 
     def without(self, chosen: Sequence[int], shards: Sequence[int], name: str) -> Formulated:
-        """The same where not all of these shards may have these options: together they are too much."""
+        """Copy the program with a row: these shards cannot all have these options, which are too much together."""
         coefficients = np.zeros(self.program.column_count)
         coefficients[[int(self.x[s][chosen[s]]) for s in shards]] = 1.0
         return Formulated(self.program.with_row(name, coefficients, upper=len(shards) - 1.0), self.x, self.z)
@@ -103,7 +103,7 @@ def formulate(
 
 
 def one_configuration(b: ProgramBuilder, x: Sequence[IntArray]) -> None:
-    """(M1)."""
+    """Add (M1): a shard gets one candidate."""
     rows = b.row_list("one_configuration")
     for columns in x:
         rows.add(columns.tolist(), [1.0] * len(columns), lower=1.0, upper=1.0)
@@ -117,7 +117,7 @@ def fits_the_host(
     x: Sequence[IntArray],
     budget_bytes: int,
 ) -> None:
-    """(M2)."""
+    """Add (M2): the shards of a host fit it."""
     rows = b.row_list("fits_the_host")
     for h in range(len(problem.hosts)):
         room = problem.room_bytes(h, budget_bytes)
@@ -129,7 +129,7 @@ def fits_the_host(
 
 
 def alike_threads(problem: IndexProblem, of: Sequence[Sequence[Option]]) -> list[int]:
-    """(M4), as bounds: [shards] so many threads may serve each, the first ones of its host."""
+    """Bounds by (M4), [shards]: so many threads may serve each, the first ones of its host."""
     most = [problem.hosts[shard.host].threads for shard in problem.shards]
     for h, host in enumerate(problem.hosts):
         here = [s for s, shard in enumerate(problem.shards) if shard.host == h]
@@ -142,7 +142,7 @@ def alike_threads(problem: IndexProblem, of: Sequence[Sequence[Option]]) -> list
 def one_thread(
     b: ProgramBuilder, problem: IndexProblem, x: Sequence[IntArray], most: Sequence[int]
 ) -> list[IntArray | None]:
-    """(M3), and the columns of threads: None where there is one alone to take.
+    """Add (M3) and the columns of threads: None where only one can be taken.
 
     Args:
         most: [shards] so many threads may serve each.
@@ -171,7 +171,7 @@ def within_the_longest(
     z: Sequence[IntArray | None],
     longest: int,
 ) -> None:
-    """(M5), for threads that have anything to serve."""
+    """Add (M5), for threads that have anything to serve."""
     terms: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     for shard, took, columns, served in zip(problem.shards, times, x, z, strict=True):
         if served is None:

@@ -1,7 +1,7 @@
 """Traces by the name of their distribution: keys from easy to hard, and operations mixed as asked.
 
 ``clustered`` and ``outliers`` have about the hardness, by lines per key, of OpenStreetMap cells and of user ids of a
-large network as SOSD [Kipf19] has them. They are no substitute where figures of those are meant: what is quick on
+large network as SOSD [Kipf19] has them. They do not replace those where their figures are meant: what is quick on
 stand-ins need not be quick on the originals.
 """
 
@@ -76,10 +76,10 @@ _MOST_DRAWS = 20
 
 
 def make_keys(distribution: str, count: int, seed: int = 0) -> Keys:
-    """[count] different keys, ascending.
+    """Draw so many different keys, [count], ascending.
 
     Raises:
-        InputError: there is no such distribution, or it has not so many keys; names the field.
+        InputError: no distribution has this name, or it has fewer keys; names the field.
     """
     if distribution not in DISTRIBUTIONS:
         known = ", ".join(DISTRIBUTIONS)

@@ -15,12 +15,12 @@ _BLOCKERS = 3
 
 
 def whole_bytes(problem: IndexProblem) -> int:
-    """What the fullest host needs if every shard gets what serves it quickest."""
+    """Bytes that the fullest host needs if every shard gets what serves it quickest."""
     return max(_held(problem, last=True))
 
 
 def least_by_host(problem: IndexProblem) -> list[int]:
-    """What each host needs if every shard gets what takes least memory: exact, no host does with less."""
+    """Bytes that each host needs if every shard gets what takes least memory: exact, no host does with less."""
     return _held(problem, last=False)
 
 
@@ -46,7 +46,7 @@ def lacking(problem: IndexProblem, budget_bytes: int) -> Infeasibility | None:
 
 
 def least_us(problem: IndexProblem) -> float:
-    """What no plan goes below: every shard at its quickest, on all threads alike where they are not given."""
+    """Lower bound on the time of every plan: each shard at its quickest, on all threads equally where none is given."""
     quickest = [options(problem, s)[-1].time_us for s in range(len(problem.shards))]
     if problem.objective == "sum":
         return sum(quickest)
@@ -60,7 +60,7 @@ def least_us(problem: IndexProblem) -> float:
 
 
 def spread(problem: IndexProblem, count: int) -> list[int]:
-    """``count`` budgets from the least to the whole, ascending, evenly spread."""
+    """Spread ``count`` budgets evenly from the least to the whole, ascending."""
     return sorted({int(b) for b in np.linspace(least_bytes(problem), whole_bytes(problem), count)})
 
 

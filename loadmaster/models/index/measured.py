@@ -1,4 +1,4 @@
-"""From predictions to measurements: which candidates to run, and the problem with what they came to.
+"""Measurements in place of predictions: which candidates to run, and the problem with what they came to.
 
 A plan is solved, what it chose and what is nearly as good is run on a part of the trace, and the plan is solved again
 with what was measured, until it stays the same ([Shah23], section 6.3.1).
@@ -41,17 +41,17 @@ def near_ties(problem: IndexProblem, s: int, chosen: int) -> list[int]:
 
 
 def may_gain_us(shard: Shard, chosen: int, candidate: int) -> float:
-    """What a shard may gain by a candidate, as far as is known: its lower quantile against the chosen one's upper."""
+    """Time that a shard may gain by a candidate: the upper quantile of the chosen one's less the lower of its own."""
     return _time_us(shard, chosen, "upper") - _time_us(shard, candidate, "lower")
 
 
 def with_measured(problem: IndexProblem, costs: Measurements) -> IndexProblem:
-    """The problem with costs by (shard, candidate) in place of those that it had, which stay beside them."""
+    """The problem with costs by (shard, candidate) in place of its own, which they keep as predictions."""
     return _with(problem, {at: _beside(_cost(problem, at), cost) for at, cost in costs.items()})
 
 
 def corrected(problem: IndexProblem, costs: Measurements) -> IndexProblem:
-    """The same, and times that are still predicted are corrected by how far off those were that ran meanwhile.
+    """The problem with measured costs, and predicted times corrected by how far off those of the runs were.
 
     That is a factor of the candidate times one of the shard. The candidate's is the median over the shards where it
     ran; if these are fewer than three, over all runs of its structure; if these are fewer, over all runs. The shard's
@@ -92,7 +92,7 @@ class _Factors:
             self._of_shard[name, s].append(ratio - self._of_candidate(name, c))
 
     def applied(self, cost: Cost, s: int, c: int) -> Cost:
-        """A prediction, corrected."""
+        """Correct a prediction by the factors of its candidate and shard."""
         changed = {}
         for name in _TIMES:
             figure = _figure(cost, name)
@@ -107,7 +107,7 @@ class _Factors:
         return median(next((ratios for ratios in known if len(ratios) >= _ENOUGH), known[-1]))
 
     def _groups(self, c: int) -> Iterator[object]:
-        """From the narrowest to all."""
+        """Groups of a candidate, from the narrowest to all."""
         yield c
         yield self._candidates[c].structure
         yield None
@@ -124,7 +124,7 @@ def _with(problem: IndexProblem, costs: Measurements) -> IndexProblem:
 
 
 def _beside(predicted: Cost, measured: Cost) -> Cost:
-    """A measured cost, rounded to what a measurement tells, beside what was predicted."""
+    """A measured cost, rounded to what a measurement tells, together with what was predicted."""
     was = predicted.predicted
     if not predicted.measured:
         was = Predicted(
@@ -167,7 +167,7 @@ def _known(shard: Shard, c: int) -> Cost:
 
 
 def _time_us(shard: Shard, c: int, quantile: str) -> float:
-    """Of the operations of the horizon, and of a rebuild where the candidate is not what the shard is now."""
+    """Time of the operations of the horizon, and of a rebuild where the candidate is not what the shard is now."""
     cost, done = _known(shard, c), shard.operations
     counted = ((done.lookups, cost.read_ns), (done.writes, cost.write_ns), (done.scans, cost.scan_ns or cost.read_ns))
     total = 0.0

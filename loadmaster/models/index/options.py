@@ -1,4 +1,4 @@
-"""For each shard the candidates that count: of those that can serve it, the ones that nothing beats.
+"""Candidates that count for each shard: of those that can serve it, the ones that nothing beats.
 
 A candidate goes where another one takes no more time and no more bytes. Nothing is lost: put the other one in its place
 in any plan, on the same thread. No host then holds more, no thread takes longer, every shard still has one
@@ -23,13 +23,13 @@ class Option:
 
 
 def all_options(problem: IndexProblem, s: int) -> list[Option]:
-    """Of a shard, in the order of candidates."""
+    """Options of a shard, in the order of candidates."""
     shard = problem.shards[s]
     return [Option(c, time_us(shard, c), size_bytes(shard, c)) for c in serving(problem, shard)]
 
 
 def options(problem: IndexProblem, s: int) -> list[Option]:
-    """Those of a shard that nothing beats: more bytes, less time. The first takes least memory, the last least time."""
+    """Undominated options of a shard: more bytes, less time. The first takes least memory, the last least time."""
     kept: list[Option] = []
     for option in sorted(all_options(problem, s), key=lambda o: (o.size_bytes, o.time_us, o.candidate)):
         if not kept or option.time_us < kept[-1].time_us:

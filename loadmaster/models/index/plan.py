@@ -15,7 +15,7 @@ CHECKED: Mapping[str, Any] = {"ok": bool, "total_us": _Us, "longest_us": _Us, "p
 
 @dataclass(frozen=True)
 class Choice:
-    """What a shard gets.
+    """Configuration and thread of one shard, with its time and memory.
 
     Attributes:
         candidate: the number of its configuration.
@@ -34,7 +34,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Change:
-    """Whether a shard that is built should be built otherwise.
+    """A change of a built shard, made by the plan or worth making in the long run.
 
     Attributes:
         shard: its number.
@@ -58,7 +58,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: host ``where`` needs ``minimum_budget_bytes``, most of it for the shards ``largest``.
+    """The reason why no plan exists: host ``where`` needs ``minimum_budget_bytes``, most of it for ``largest``.
 
     Attributes:
         budget_helps: whether a larger budget does; otherwise the host itself has to have more.

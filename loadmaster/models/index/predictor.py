@@ -1,8 +1,8 @@
-"""What a configuration will come to on a trace that it never ran on: a line through logarithms for each structure.
+"""Predictor of a configuration's costs on a trace that it never ran on: a line through logarithms for each structure.
 
 The logarithm of a time, or of the bytes of a key, is a weighted sum of a few features of trace and configuration
 (:func:`explain`). Weights are fitted by least squares to what was measured, and quantiles are those of residuals on
-groups of traces that were held out. ``predictor.json`` beside this module holds weights and says where they come from.
+groups of traces that were held out. ``predictor.json`` next to this module holds weights and says where they come from.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LARGEST_LEAF_KEYS = 1 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """One measurement of a configuration on a trace, to which lines are fitted.
 
     Attributes:
         group: residuals are taken on groups that the line was not fitted to: where each is a distribution of keys, the
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """How one figure of one structure is predicted.
+    """The line that predicts one figure of one structure.
 
     Attributes:
         weights: by the name of the feature, of the natural logarithm.
@@ -101,7 +101,7 @@ class Coefficients:
 
 
 def explain(features: Features, configuration: Configuration) -> dict[str, float]:
-    """What times and sizes are explained with, by name."""
+    """Explanatory variables of times and sizes, by name."""
     loaded, keys = max(features.keys, 1), max(features.keys + features.inserts, 1.0)
     operations = max(features.operations, 1.0)
     of_a_line = math.log2(features.local_keys)
@@ -173,7 +173,7 @@ def _explain_table(loaded: float, keys: float, writes: float) -> dict[str, float
 
 
 def predict(features: Features, configuration: Configuration, coefficients: Coefficients) -> Cost:
-    """What the configuration comes to on such a trace.
+    """Predict the cost of a configuration on a trace.
 
     Raises:
         InputError: the coefficients know no such structure.
@@ -186,7 +186,7 @@ def predict(features: Features, configuration: Configuration, coefficients: Coef
     keys = features.keys + features.inserts
     figures = {name: line.figure(explained) for name, line in lines.items()}
     build = figures["build_ns"]
-    # A line of changes there is of structures that were seen to change.
+    # Structures that were seen to change have a line of changes.
     change = figures.get("change_ns", build)
     return Cost(
         read_ns=figures["read_ns"],
@@ -279,12 +279,12 @@ def _weights(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def write_coefficients(coefficients: Coefficients) -> dict[str, object]:
-    """As a document."""
+    """Write coefficients as a document."""
     return {"schema": SCHEMA, **plain(coefficients)}
 
 
 def read_coefficients(document: Document) -> Coefficients:
-    """From a document.
+    """Coefficients from a document.
 
     Raises:
         InputError: it is of another schema, or lacks what coefficients have; names the field.
@@ -307,5 +307,5 @@ def read_coefficients(document: Document) -> Coefficients:
 
 @cache
 def shipped() -> Coefficients:
-    """Those that come with the package."""
+    """Coefficients that come with the package."""
     return read_coefficients(json.loads(files("loadmaster.models.index").joinpath("predictor.json").read_text("utf-8")))

@@ -44,10 +44,10 @@ def problem_of(
     Args:
         traces: the name of each shard, and the features of its trace.
         coefficients: to predict with; None: those that come with the package.
-        ordered: whether order is asked for, beside the scans of the traces.
+        ordered: whether order is asked for, in addition to the scans of the traces.
 
     Raises:
-        InputError: there is no trace, or a structure that the coefficients do not know.
+        InputError: a trace is missing, or the coefficients do not know a structure.
     """
     if not traces:
         raise InputError("traces", 0, "are none", "Give the trace of one shard at least.")

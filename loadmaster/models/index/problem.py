@@ -25,7 +25,7 @@ _Count = Annotated[float, Bounds(ge=0, le=1e15)]
 
 @dataclass(frozen=True)
 class Figure:
-    """What is expected of something, and between which values it lies most of the time, where it was predicted.
+    """An expected value, and the interval that it is in most of the time, where it was predicted.
 
     Attributes:
         lower, upper: the quantiles 0.1 and 0.9; None of what was measured.
@@ -45,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was expected of a configuration before it ran; fields as those of :class:`Cost`."""
+    """Prediction for a configuration before it ran; fields as those of :class:`Cost`."""
 
     leave_out_defaults: ClassVar = True
 
@@ -57,7 +57,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one configuration comes to on one shard.
+    """Times and memory of one configuration on one shard.
 
     Attributes:
         read_ns: processor time of a lookup.
@@ -84,7 +84,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Operations:
-    """How many of each sort there are in the horizon."""
+    """Number of operations of each sort in the horizon."""
 
     leave_out_defaults: ClassVar = True
 
@@ -95,12 +95,12 @@ class Operations:
 
     @property
     def writes(self) -> float:
-        """Those that change the index."""
+        """Number of operations that change the index."""
         return self.inserts + self.erases
 
     @property
     def total(self) -> float:
-        """Of all sorts."""
+        """Number of operations of all sorts."""
         return self.lookups + self.writes + self.scans
 
 
@@ -111,8 +111,8 @@ class Shard:
     Attributes:
         keys: that it holds to begin with.
         costs: for every candidate what it comes to here; None: it is not to be taken.
-        ordered: whether ranges or order are asked for, beside the scans of the horizon.
-        current: the candidate that it is built as; None: it is built anew, at the same cost for all.
+        ordered: whether ranges or order are asked for, in addition to the scans of the horizon.
+        current: the candidate that it is built as; None: it is not built yet, and costs the same to build for all.
         host: the number of the host that it lives on.
         thread: of that host; None: to be chosen.
         features: of its trace, where it was seen.
@@ -133,7 +133,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Host:
-    """Where shards live.
+    """A machine on which shards live.
 
     Attributes:
         threads: that serve them, each one shard's operation at a time.
@@ -171,7 +171,7 @@ class IndexProblem(ShownProblem):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large it is, for a person who waits for its plan."""
+        """Size of the problem, for a person who waits for its plan."""
         return {
             "shards": len(self.shards),
             "candidates": len(self.candidates),
@@ -180,7 +180,7 @@ class IndexProblem(ShownProblem):
         }
 
     def room_bytes(self, host: int, budget_bytes: int) -> int:
-        """What a host has for indexes under a budget."""
+        """Bytes that a host has for indexes under a budget."""
         own = self.hosts[host].memory_bytes
         return budget_bytes if own is None else min(own, budget_bytes)
 

@@ -13,7 +13,7 @@ _Point = tuple[int, int]
 
 
 def segments(keys: Keys, epsilon: int, step: int = 1) -> int:
-    """How many lines it takes.
+    """Number of lines that it takes to follow the keys.
 
     Args:
         keys: ascending; those that are there twice count once.
@@ -46,7 +46,7 @@ class _Line:
         self._flattest = self._steepest = ((0, 0), (0, 0))
 
     def takes(self, high: _Point, low: _Point) -> bool:
-        """Whether some line goes through the bar from ``low`` to ``high``, too; where one does, the bar is taken."""
+        """Return whether some line goes through the bar from ``low`` to ``high``, too; if so, take the bar."""
         if len(self._upper) < 2 and len(self._lower) < 2:
             self._first_two(high, low)
             return True
@@ -80,5 +80,5 @@ class _Line:
 
 
 def _turn(a: _Point, b: _Point, c: _Point) -> int:
-    """Above 0 where ``c`` lies above the line from ``a`` through ``b``, 0 on it."""
+    """Side of ``c``: above 0 if it is above the line from ``a`` through ``b``, 0 on the line."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -1,4 +1,4 @@
-"""What a configuration comes to on a shard: whether it can serve it at all, how long it takes, how much memory.
+"""Costs of a configuration on a shard: whether it can serve it at all, how long it takes, how much memory.
 
 Times are those expected, because sums of many are planned with them. Memory is its upper quantile, because a budget is
 a promise.
@@ -21,7 +21,7 @@ def operations_us(shard: Shard, cost: Cost | Predicted) -> float:
 
 
 def time_us(shard: Shard, candidate: int) -> float:
-    """The same with the rebuild, where the candidate is not what the shard is now."""
+    """Time of the horizon's operations, and of the rebuild where the candidate is not what the shard is now."""
     cost = shard.costs[candidate]
     assert cost is not None, "refused candidates are not asked"
     changes = shard.current is not None and shard.current != candidate
@@ -29,14 +29,14 @@ def time_us(shard: Shard, candidate: int) -> float:
 
 
 def size_bytes(shard: Shard, candidate: int) -> int:
-    """What is kept free for it."""
+    """Bytes that are kept free for a candidate."""
     cost = shard.costs[candidate]
     assert cost is not None, "refused candidates are not asked"
     return math.ceil(cost.peak_bytes.most)
 
 
 def refusal(problem: IndexProblem, shard: Shard, candidate: int) -> str | None:
-    """Why a candidate cannot serve a shard, in words; None: it can."""
+    """Explain why a candidate cannot serve a shard, in words; None: it can."""
     cost, configuration = shard.costs[candidate], problem.candidates[candidate]
     if cost is None:
         return "is not to be taken"

@@ -1,4 +1,4 @@
-"""Where traces come from: files, each of them a shard, or the names of distributions that they are made of."""
+"""Sources of traces: files, each of them a shard, or the names of distributions that they are made of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NamedTraces = Iterator[tuple[str, Trace]]
 
 
 def traces_of_files(paths: Sequence[str | PathLike[str]]) -> NamedTraces:
-    """Of each file, by its name; files of the same name have their number added.
+    """Yield the trace of each file with its name; files of the same name have their number added.
 
     Raises:
         InputError: as :func:`loadmaster.models.index.trace.load_trace`.
@@ -44,11 +44,7 @@ class Distributions:
     seed: int
 
     def traces(self) -> NamedTraces:
-        """Each with its name.
-
-        Raises:
-            InputError: as :func:`loadmaster.models.index.generators.make_trace`.
-        """
+        """Yield each trace with its name."""
         for number in range(self.shards):
             name = self.names[number % len(self.names)]
             trace = make_trace(name, self.keys, self.operations, self.mix, seed=self.seed + number)
@@ -56,5 +52,5 @@ class Distributions:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Distributions:
-        """What ``plain`` made of one."""
+        """Distributions from what ``plain`` made of them."""
         return cls(**{**told, "names": tuple(told["names"]), "mix": Mix(**told["mix"])})

@@ -1,4 +1,4 @@
-"""What index plans state beside their choices: the changes that pay, and why there is no plan."""
+"""Statements of index plans apart from their choices: the changes that pay, and why no plan exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index problem is before it is planned: shards, operations, and the bytes that it needs at least."""
+"""Summary of an index problem before it is planned: shards, operations, and the bytes that it needs at least."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadmaster.models.units import show_at_least, show_bytes
 
 
 def summary(problem: IndexProblem) -> Summary:
-    """What there is to say before anything is planned."""
+    """Summarize an index problem before anything is planned."""
     whole, least = whole_bytes(problem), least_bytes(problem)
     keys = sum(shard.keys for shard in problem.shards)
     operations = sum(shard.operations.total for shard in problem.shards)

@@ -62,7 +62,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     """A trace from its file.
 
     Raises:
-        InputError: there is no such file, it is no trace, or an array is missing or wrong; names it.
+        InputError: the file does not exist, it is not a trace, or an array is missing or wrong; names it.
     """
     remedy = "Give an .npz file with the arrays keys, operations and operation_keys."
     try:

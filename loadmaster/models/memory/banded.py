@@ -17,7 +17,7 @@ Variables (binary unless said):
     s[h,i]  result i is on the device when slot h starts; one column until something can happen to i, then continuous
     r[h,i], y[h,i,c], q[h,i]  slot h recomputes i, with implementation c, in place
     d[k,l], y0[i,c], q0[i]    backward implementation; forward implementation, in place
-    z[i], z[h,i]  continuous: encoded result i is computed beside a parent that runs in place (section 4.3.4)
+    z[i], z[h,i]  continuous: encoded result i is computed with a parent that runs in place (section 4.3.4)
     v[k,i]  continuous: i is present while stage k runs, because k or a later stage of the slot reads it, or s[h+1,i]
     e[h,i]  slot h keeps i, which its first stage reads, beyond that stage: counted once there where live, else twice
     x[h,n]  continuous: bytes just before the n-th result whose presence changes while slot h recomputes
@@ -97,7 +97,7 @@ def build(
     to_the_byte: bool = False,
     out_of_time: Callable[[], bool] | None = None,
 ) -> Banded:
-    """One restriction.
+    """Build one banded restriction.
 
     Args:
         budget_bytes: None to minimize it, whatever the time.
@@ -142,7 +142,7 @@ def build(
 def encoded_forward_memory(
     w: RowWriter, grouped: GroupedProblem, forward: ForwardColumns, f: ForwardOperator, before: Row, taken_bytes: int
 ) -> None:
-    """(4.1) for an encoded result: computed exactly when kept, in place exactly when its parent is."""
+    """Add (4.1) for an encoded result: computed exactly when kept, in place exactly when its parent is."""
     kept = int(forward.stored[f.id])
     if kept < 0:
         return
@@ -161,7 +161,7 @@ def encoded_forward_memory(
 
 
 def recompute_dependencies(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int) -> None:
-    """(4.7): inputs of what is recomputed are there, arrive, or are recomputed too."""
+    """Add (4.7): inputs of what is recomputed are there, arrive, or are recomputed too."""
     for j in c.recomputable(h):
         f = grouped.problem.forward[j]
         for i in f.inputs:
@@ -172,7 +172,7 @@ def recompute_dependencies(w: RowWriter, grouped: GroupedProblem, c: BandedColum
 
 
 def presence(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, backward: BackwardColumns, h: int) -> Presence:
-    """(4.7), (4.8), (B.a), (B.b): v, from the last stage of the slot to its first.
+    """Add (4.7), (4.8), (B.a) and (B.b), and give v from the last stage of the slot to its first.
 
     A result gets a column for a stage that may read it while it may stay for another reason; what stays for one reason
     alone is written as that reason: the row of the choices that read it, or s[h+1,i].
@@ -208,7 +208,7 @@ def presence(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, backward: 
 
 
 def in_place_overwrite(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int, present: Presence) -> None:
-    """(4.10): what is overwritten is not present any more, and nobody reads it later in the stage."""
+    """Add (4.10): what is overwritten is not present any more, and nobody reads it later in the stage."""
     a, _ = grouped.groups[h]
     for j in map(int, np.flatnonzero(c.recompute_in_place[h] >= 0)):
         in_place = grouped.problem.forward[j].in_place
@@ -242,9 +242,9 @@ class ByteLevels:
 
 
 def byte_levels(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int, present: Presence) -> ByteLevels:
-    """(4.15): the bytes just before each result, as a chain from one changing result to the next.
+    """Add (4.15): the bytes just before each result, as a chain from one changing result to the next.
 
-    What is stored and stays alike throughout the slot's recomputation is summed once, so that rows stay short.
+    What is stored and stays the same throughout the slot's recomputation is summed once, so that rows stay short.
     """
     a, _ = grouped.groups[h]
     taken_bytes = grouped.problem.gradient_bytes(a)
@@ -263,7 +263,7 @@ def byte_levels(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int,
 
 
 def _level(w: RowWriter, name: str, equals: Row, taken_bytes: int) -> int:
-    """A column that equals a row, with room for ``taken_bytes`` beside it under the budget."""
+    """A column that equals a row, with room for ``taken_bytes`` next to it under the budget."""
     room = w.room(taken_bytes)
     upper = np.inf if w.minimizes_budget else max(room, 0.0)
     column = int(w.builder.columns(name, 1, upper=upper)[0])
@@ -276,10 +276,10 @@ def _level(w: RowWriter, name: str, equals: Row, taken_bytes: int) -> int:
 def recompute_memory(
     w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int, present: Presence, level: ByteLevels
 ) -> dict[int, Row]:
-    """(4.14), (B.c): each recomputation at the start of the slot.
+    """Add (4.14) and (B.c): each recomputation at the start of the slot.
 
     Returns:
-        Of what the slot's first stage reads: whether that stage keeps it.
+        A row for each result that the slot's first stage reads: whether that stage keeps it.
     """
     a, b = grouped.groups[h]
     forward, sizes = grouped.problem.forward, grouped.sizes
@@ -309,7 +309,7 @@ def recompute_memory(
 
 
 def _keeps(w: RowWriter, later: Row) -> Row:
-    """Whether the first stage of a slot keeps a result that it reads: whole, or not at all."""
+    """Row that tells whether the first stage of a slot keeps a result that it reads: whole, or not at all."""
     if not w.shares & later.keys():
         return later  # binary as it stands
     column = w.binary("kept")
@@ -320,7 +320,7 @@ def _keeps(w: RowWriter, later: Row) -> Row:
 def backward_memory(
     w: RowWriter, grouped: GroupedProblem, backward: BackwardColumns, h: int, present: Presence, level: ByteLevels
 ) -> None:
-    """(4.12), and (4.15) at the start of later stages: backward operators, with what the slot still holds."""
+    """Add (4.12), and (4.15) at the start of later stages: backward operators, with what the slot still holds."""
     a, b = grouped.groups[h]
     bytes_held = level.last
     for k in range(a, b + 1):

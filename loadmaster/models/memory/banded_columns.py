@@ -23,7 +23,7 @@ LATE_CELLS = 1_500
 
 @dataclass(frozen=True)
 class BandedColumns:
-    """Columns, -1 where there is none.
+    """Columns of the slots, -1 for none.
 
     Attributes:
         stored: of s[h,i] [slots + 1, V].
@@ -49,15 +49,15 @@ class BandedColumns:
         return [int(i) for i in np.flatnonzero(self.recompute[h] >= 0)]
 
     def on_device(self, h: int, i: int) -> Row:
-        """s + f: there when slot h starts."""
+        """Row of s + f: the result is there when slot h starts."""
         return term(self.stored, h, i).plus(term(self.fetch, h, i))
 
     def on_device_next(self, h: int, i: int) -> Row:
-        """s[h+1,i]; empty after the last slot."""
+        """Row of s[h+1,i]; empty after the last slot."""
         return term(self.stored, h + 1, i) if h + 1 < len(self.recompute) else Row()
 
     def available(self, h: int, i: int) -> Row:
-        """s + f + r: there when slot h starts, or recomputed by it."""
+        """Row of s + f + r: the result is there when slot h starts, or recomputed by it."""
         return self.on_device(h, i).plus(term(self.recompute, h, i))
 
 
@@ -91,7 +91,7 @@ def add_columns(w: RowWriter, grouped: GroupedProblem, allowed: BoolArray, *, le
 def _events(
     problem: MemoryProblem, groups: list[tuple[int, int]], allowed: BoolArray
 ) -> tuple[list[set[int]], list[set[int]]]:
-    """For each result the slots that may read it, and those where anything can happen to it."""
+    """Slots that may read each result, and those where anything can happen to it."""
     slot = slots_of_stages(groups)
     read_in = [{slot[k] for k in stages} for stages in direct_uses(problem)]
     events = [set(slots) for slots in read_in]
@@ -110,7 +110,7 @@ def _sendable(problem: MemoryProblem, events: list[set[int]], least_sent_bytes: 
 
 
 def _fetchable(offload: IntArray, events: list[set[int]], shape: tuple[int, int]) -> BoolArray:
-    """A fetch may arrive at any slot where something can happen to the result, but the first."""
+    """Mask of fetches: to any slot but the first where something can happen to the result."""
     mask = np.zeros(shape, dtype=bool)
     for i in np.flatnonzero(offload >= 0):
         mask[[h for h in events[i] if h > 0], i] = True

@@ -15,12 +15,12 @@ from loadmaster.models.memory.rows import Row, RowWriter, term
 
 
 def on_its_way(c: BandedColumns, h: int, i: int) -> Row:
-    """f - g: travels while slot h-1 computes."""
+    """Row of f - g: the result travels while slot h-1 computes."""
     return term(c.fetch, h, i).plus(term(c.late, h, i), -1.0) if h < len(c.fetch) else Row()
 
 
 def sending(w: RowWriter, grouped: GroupedProblem, c: BandedColumns) -> None:
-    """(O2): what is sent is not kept, only that is fetched, and the host has room for it."""
+    """Add (O2): what is sent is not kept, only that is fetched, and the host has room for it."""
     link = grouped.problem.host_link
     assert link is not None
     for i in map(int, np.flatnonzero(c.offload >= 0)):
@@ -34,7 +34,7 @@ def sending(w: RowWriter, grouped: GroupedProblem, c: BandedColumns) -> None:
 
 
 def fetching(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, backward: BackwardColumns, h: int) -> None:
-    """(O3): what arrives at slot h travels while slot h-1 computes, or keeps slot h waiting."""
+    """Add (O3): what arrives at slot h travels while slot h-1 computes, or keeps slot h waiting."""
     problem, link = grouped.problem, grouped.problem.host_link
     assert link is not None
     row = Row()

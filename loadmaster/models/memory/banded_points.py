@@ -1,4 +1,4 @@
-"""From points of the banded restriction to decisions, and from schedules to points to start from.
+"""Points of the banded restriction: the decisions that they state, and points to start from by schedules.
 
 What the columns mean is in :mod:`loadmaster.models.memory.banded`, which builds them.
 """
@@ -41,7 +41,7 @@ class Banded:
     kept: list[dict[int, Row]]
 
     def decisions(self, values: FloatArray) -> Decisions:
-        """What a point decides [columns]."""
+        """Decisions that a point [columns] states."""
 
         def on(cells: IntArray) -> BoolArray:
             chosen: BoolArray = (cells >= 0) & (values[np.maximum(cells, 0)] > 0.5)
@@ -112,7 +112,7 @@ class Banded:
         return columns
 
     def _read_later(self, schedule: Schedule, h: int) -> set[int]:
-        """What a schedule reads in a slot after its first stage, or has in the next one."""
+        """Results that a schedule reads in a slot after its first stage, or has in the next one."""
         a, b = self.groups[h]
         read = set(stored_at(schedule, b + 1)) if b + 1 < self.problem.stage_count else set()
         for k in range(a + 1, b + 1):

@@ -1,4 +1,4 @@
-"""Which recomputations the banded restriction considers: for each result, only slots near where it is wanted.
+"""Recomputations that the banded restriction considers: for each result, only slots near where it is wanted.
 
 The best known schedules recompute nearly every tensor at most once, shortly before it is read. Leaving out everything
 else shrinks the program tenfold, and loses well under one percent.
@@ -59,7 +59,7 @@ def band(problem: MemoryProblem, groups: Sequence[tuple[int, int]], width: int, 
 
 
 def _nearest_ancestors(problem: MemoryProblem, i: int, reach: int) -> list[int]:
-    """Up to ``reach`` ancestors of i, nearest in execution order first."""
+    """Find up to ``reach`` ancestors of i, nearest in execution order first."""
     found: list[int] = []
     waiting = _parents(problem, i)
     while waiting and len(found) < reach:
@@ -76,7 +76,7 @@ def _parents(problem: MemoryProblem, i: int) -> set[int]:
 
 
 def with_pairs(allowed: BoolArray, pairs: Iterable[tuple[int, int]]) -> BoolArray:
-    """``allowed`` and these (slot, result) pairs too."""
+    """Copy ``allowed`` with these (slot, result) pairs added."""
     widened = allowed.copy()
     for h, i in pairs:
         widened[h, i] = True

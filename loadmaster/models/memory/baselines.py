@@ -1,4 +1,4 @@
-"""What the baselines share: fixed implementations, and schedules spelt out from what runs where."""
+"""Shared parts of the baselines: fixed implementations, and schedules spelt out from what runs where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def fastest_forward(problem: MemoryProblem, i: int, *, recompute: bool) -> int:
 
 
 def fastest_backward(problem: MemoryProblem) -> list[int]:
-    """For every backward operator 1..K its cheapest implementation, without encoded results where that is possible.
+    """Cheapest implementation of each backward operator 1..K, without encoded results where that is possible.
 
     Of equally cheap ones those that store least, as PyTorch has a ReLU save the result that its reader saves anyway.
     """
@@ -48,7 +48,7 @@ def encoded_needs(problem: MemoryProblem, choice: BackwardImplementation) -> lis
 
 
 def needs_of(problem: MemoryProblem, ways: Sequence[int]) -> list[tuple[int, ...]]:
-    """What each backward operator 1..K reads when it uses implementation ``ways[k - 1]``."""
+    """Results that each backward operator 1..K reads with implementation ``ways[k - 1]``."""
     return [b.implementations[way].needs for b, way in zip(problem.backward, ways, strict=True)]
 
 
@@ -62,7 +62,7 @@ def run(
 
 
 def forward_pass(problem: MemoryProblem, ways: Sequence[int]) -> list[int]:
-    """What the forward pass runs: every operator, and the encoded results that the backward pass reads."""
+    """Operators of the forward pass: every one, but of encoded results only those that the backward pass reads."""
     read = {i for needs in needs_of(problem, ways) for i in needs}
     return sorted(problem.first_run(read))
 
@@ -84,7 +84,7 @@ def schedule(
 
 
 def _last_reading_stages(problem: MemoryProblem, runs: Sequence[tuple[Compute, ...]], ways: Sequence[int]) -> list[int]:
-    """For every forward result the last stage that reads it, 0 if none does after the forward pass."""
+    """Last stage that reads each forward result, 0 if none does after the forward pass."""
     last = [0] * len(problem.forward)
     for k, needs in enumerate(needs_of(problem, ways), start=1):
         for i in (*needs, *(i for c in runs[k] for i in problem.forward[c.forward].inputs)):

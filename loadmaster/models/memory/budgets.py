@@ -8,7 +8,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 
 def spread(problem: MemoryProblem, count: int) -> list[int]:
-    """``count`` budgets from a little above the provable minimum to the plain step's peak, evenly spread.
+    """Spread ``count`` budgets evenly from a little above the provable minimum to the plain step's peak.
 
     Where the problem states a budget that is less than this peak, they end there.
     """

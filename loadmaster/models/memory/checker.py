@@ -76,7 +76,7 @@ class _Replay:
         self.traffic = HostTraffic(problem, schedule)
 
     def run(self) -> Check:
-        """Stage by stage, then the verdict."""
+        """Replay stage by stage, then give the verdict."""
         if len(self.schedule.stages) != self.problem.stage_count:
             self._wrong(f"{len(self.schedule.stages)} stages, but the problem has {self.problem.stage_count}")
         else:

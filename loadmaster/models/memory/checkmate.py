@@ -17,7 +17,7 @@ Variables:
     e[t,i]    ``linger``, continuous: i in D_t, not computed in stage t and not in s[t+1], is handed on all the same
     u[t,j]    ``resident``, continuous: bytes while j runs (after the last operator for j = V), without G_t
 
-Minimize the costs of r, which lie on its columns, and of the backward operators, a constant (1a)
+Minimize the costs of r, which are on its columns, and of the backward operators, a constant (1a)
 subject to
 (1b)  what is computed finds its inputs: r[t,j] <= s[t,i] + r[t,i] for i in DEPS_j, and r[t,j] <= r[t,i] if j encodes
       i - `recompute_dependencies`
@@ -116,7 +116,7 @@ class Columns:
         )
 
     def read(self, t: int, i: int) -> bool:
-        """Whether backward t reads result i."""
+        """Return whether backward t reads result i."""
         return i in self.needs[t - 1]
 
 
@@ -166,7 +166,7 @@ def formulate(problem: MemoryProblem, budget_bytes: int, *, relaxes: bool = True
 
 
 def recompute_dependencies(b: ProgramBuilder, c: Columns) -> None:
-    """(1b)"""
+    """Add (1b): what is computed finds its inputs."""
     t = np.arange(1, c.stages)[:, None]
     i, j = _ints(e[0] for e in c.edges), _ints(e[1] for e in c.edges)
     row = np.arange(t.size * i.size).reshape(t.size, i.size)
@@ -184,21 +184,21 @@ def recompute_dependencies(b: ProgramBuilder, c: Columns) -> None:
 
 
 def storage_continuity(b: ProgramBuilder, c: Columns) -> None:
-    """(1c)"""
+    """Add (1c): only what is there is handed on."""
     row = np.arange(c.keep.size).reshape(c.keep.shape)
     terms: list[Term] = [(row, c.keep, 1), (row, c.compute, -1), (row[1:], c.keep[:-1], -1)]
     b.rows("storage_continuity", row.shape, terms, upper=0)
 
 
 def backward_dependencies(b: ProgramBuilder, c: Columns) -> None:
-    """(1d), Checkmate's dependencies of backward nodes"""
+    """Add (1d), Checkmate's dependencies of backward nodes: what they read is there."""
     k, i, row = c.read_stage, c.read_result, np.arange(len(c.linger))
     terms: list[Term] = [(row, c.keep[k - 1, i], 1), (row, c.compute[k, i], 1)]
     b.rows("backward_dependencies", len(row), terms, lower=1)
 
 
 def lingering_reads(b: ProgramBuilder, c: Columns) -> None:
-    """(C.a)"""
+    """Add (C.a): what a backward operator reads from storage is handed on."""
     k, i, row = c.read_stage, c.read_result, np.arange(len(c.linger))
     terms: list[Term] = [(row, c.keep[k, i], 1), (row, c.compute[k, i], 1), (row, c.linger, 1)]
     b.rows("lingering_reads", len(row), terms, lower=1)
@@ -211,7 +211,7 @@ def _lingers(c: Columns) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def stage_start_bytes(b: ProgramBuilder, c: Columns) -> None:
-    """(2)"""
+    """Add (2): the bytes when a stage starts."""
     t = np.arange(c.stages)
     linger, after, i = _lingers(c)
     terms: list[Term] = [
@@ -224,7 +224,7 @@ def stage_start_bytes(b: ProgramBuilder, c: Columns) -> None:
 
 
 def resident_bytes(b: ProgramBuilder, c: Columns) -> None:
-    """(3)"""
+    """Add (3): the bytes from operator to operator."""
     row = np.arange(c.stages * c.count).reshape(c.stages, c.count)
     linger, after, i = _lingers(c)
     terms: list[Term] = [
@@ -256,14 +256,14 @@ def _hazards(c: Columns) -> tuple[list[Term], IntArray]:
 
 
 def free_unless_in_use(b: ProgramBuilder, c: Columns) -> None:
-    """(7b)"""
+    """Add (7b): what is not in use is freed."""
     terms, _ = _hazards(c)
     row = np.arange(len(c.free))
     b.rows("free_unless_in_use", len(row), [*terms, (row, c.free, 1)], lower=0)
 
 
 def free_only_unused(b: ProgramBuilder, c: Columns) -> None:
-    """(7c)"""
+    """Add (7c): what is in use is not freed."""
     terms, most = _hazards(c)
     row = np.arange(len(c.free))
     b.rows("free_only_unused", len(row), [*terms, (row, c.free, most)], upper=most - 1)
@@ -275,7 +275,7 @@ def _room(c: Columns) -> FloatArray:
 
 
 def memory_limit(b: ProgramBuilder, c: Columns) -> None:
-    """(9)"""
+    """Add (9): bytes fit the budget while forward and backward operators run."""
     shape = (c.stages, c.count)
     row = np.arange(c.stages * c.count).reshape(shape)
     terms: list[Term] = [(row, c.resident[:, :-1], 1), (row, c.compute, c.workspace)]
@@ -291,7 +291,7 @@ def memory_limit(b: ProgramBuilder, c: Columns) -> None:
 
 
 def live_input_memory(b: ProgramBuilder, c: Columns) -> None:
-    """(C.b): a live input i is in u as m_i (s[t,i] + r[t,i]) until it is freed; here it counts as m_i r[t,j]."""
+    """Add (C.b): a live input i is in u as m_i (s[t,i] + r[t,i]) until it is freed; here it counts as m_i r[t,j]."""
     live = [(i, j) for j in c.ids for i in c.problem.forward[j].live_inputs if i in c.ids]
     i, j = _ints(p[0] for p in live), _ints(p[1] for p in live)
     shape = (c.stages, c.count)

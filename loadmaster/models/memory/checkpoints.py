@@ -1,6 +1,6 @@
 """Checkpointing as people write it by hand: the forward pass in segments, some of which run again as a whole.
 
-A segment that runs again keeps what later ones read of it, and computes everything else anew when the backward pass
+A segment that runs again keeps what later ones read of it, and computes everything else again when the backward pass
 gets there; the others keep what the backward pass reads. It is the first segments that run again. The backward pass
 comes to them last: until then nothing is held of them but what crosses their ends, and by then nothing of the others
 is. So a budget asks one thing only: how many run again.
@@ -67,7 +67,7 @@ def formulate(
 def run_again(
     problem: MemoryProblem, ways: Sequence[int], segment: IntArray, again: int
 ) -> tuple[list[set[int]], set[int]]:
-    """What each stage computes [K + 1], and what the forward pass keeps, where the first segments run again.
+    """Operators that each stage runs [K + 1], and what the forward pass keeps, where the first segments run again.
 
     Args:
         ways: the implementation of each backward operator, [K].
@@ -90,8 +90,10 @@ def run_again(
 
 
 def _kept(problem: MemoryProblem, ids: set[int], read: set[int], segment: IntArray, again: int) -> set[int]:
-    """Of the segments that run again, what a later one reads; of the others, what the backward pass reads; and what
-    cannot be had a second time."""
+    """Results that the forward pass keeps, among them what cannot be had a second time.
+
+    Of the segments that run again, it keeps what a later one reads; of the others, what the backward pass reads.
+    """
     kept: set[int] = set()
     for i in ids:
         operator = problem.forward[i]

@@ -2,7 +2,7 @@
 
 Source: [Chen16] algorithm 3, on a graph
 instead of a chain: what crosses a boundary is every result that a later segment reads. Segments are of about equal
-bytes, and their number is searched on a grid around sqrt(n), as there. There is no budget: it is one point.
+bytes, and their number is searched on a grid around sqrt(n), as there. It takes no budget: it is one point.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which implementations are worth a variable, and how byte sizes become coefficients: shared by the formulations."""
+"""Implementations that are worth a variable, and byte sizes as coefficients: shared by the formulations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Choice:
 
 
 def undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Those that no other one matches in cost, workspace and needs at once; of equals the first.
+    """Choices that no other one matches in cost, workspace and needs at once; of equals the first.
 
     Safe in every formulation and every relaxation: a plan that uses a dominated one stays feasible and gets no
     dearer with the one that dominates it.
@@ -56,7 +56,7 @@ def backward_choices(problem: MemoryProblem, k: int) -> tuple[Choice, ...]:
 
 
 def dominating(given: Choice, choices: Sequence[Choice]) -> Choice:
-    """``given`` itself if it is among the undominated ``choices``, else one that is as good in every respect."""
+    """Find ``given`` itself among the undominated ``choices``, or else one that is as good in every respect."""
     return next(
         (c for c in choices if c.index == given.index),
         next(
@@ -97,7 +97,7 @@ class ByteScale:
         self._margin_bytes = self._grain_bytes / 2 if self.is_exact else inexact_bytes
 
     def units(self, size_bytes: int) -> float:
-        """A coefficient."""
+        """Coefficient of a number of bytes."""
         return size_bytes / self.unit_bytes
 
     def room(self, free_bytes: int) -> float:
@@ -112,7 +112,7 @@ class ByteScale:
 
 
 def _resident(problem: MemoryProblem) -> list[int]:
-    """Bytes that are resident beside results and workspaces."""
+    """Bytes that are resident apart from results and workspaces."""
     gradients = [size for b in problem.backward for size in (b.live_bytes, b.fixed_bytes, b.output_bytes)]
     return [*(f.fixed_bytes for f in problem.forward), *gradients]
 

@@ -1,4 +1,4 @@
-"""From decisions to the best schedule that carries them out.
+"""Completion of decisions: the best schedule that carries them out.
 
 The formulations decide *what is computed when* and *what each backward operator reads*. Given that, the rest is exact
 and cheap: a recomputation that nothing wants is dropped, results are kept exactly as long as the accounting asks, and
@@ -22,7 +22,7 @@ from loadmaster.solvers.program import IntArray
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a formulation decided.
+    """Decisions of a formulation: what is computed, sent, fetched and kept in which stage.
 
     Attributes:
         computes: forward operators run in each stage 0..K (stage 0: which encoded results too).
@@ -98,7 +98,7 @@ def _liveness(
         wanted = set(wanted_next | needs)
         useful: set[int] = set()
         for j in sorted(decisions.computes[t], reverse=True):
-            # An encoded result is computed beside its parent, wanted or not.
+            # An encoded result is computed with its parent, wanted or not.
             if j in wanted or any(e in useful for e in problem.encodings[j]):
                 useful.add(j)
                 wanted.update(problem.forward[j].inputs)
@@ -163,7 +163,7 @@ class _Room:
         return tuple(chosen)
 
     def left_bytes(self, chosen: Sequence[Compute]) -> list[int]:
-        """What the stage leaves of the budget, just before each forward operator and while it runs if it does [V]."""
+        """Bytes left of the budget [V]: just before each forward operator, and while it runs if it does."""
         gradients = self.problem.gradient_bytes(self.t)
         used = [gradients + int(self.after[j] + self.before[j]) for j in range(len(self.problem.forward))]
         for c in chosen:
@@ -239,7 +239,7 @@ def _bytes_of(ids: frozenset[int], sizes: IntArray) -> IntArray:
 
 
 def stored_at(schedule: Schedule, t: int) -> frozenset[int]:
-    """S[t]: results on the device when stage t starts."""
+    """Results on the device when stage t starts, S[t]."""
     stages: Sequence[Stage] = schedule.stages
     carried = frozenset(stages[t - 1].keep) if t > 0 else frozenset()
     return carried | {f.forward for f in stages[t].fetches}

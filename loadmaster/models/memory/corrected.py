@@ -1,8 +1,8 @@
 """Problems corrected by what a step measured: bytes that no operator of the problem accounts for, or that never come.
 
-A measured peak can lie above the planned one: an allocator hands out larger blocks than asked, libraries keep
+A measured peak can be above the planned one: an allocator hands out larger blocks than asked, libraries keep
 workspaces, compilers make temporaries. What is missing counts as resident through the whole step, so that the budget
-stays the user's and the plan's checker counts what was seen. Where a measured peak lies below the planned one, as much
+stays the user's and the plan's checker counts what was seen. Where a measured peak is below the planned one, as much
 less is resident.
 """
 
@@ -15,7 +15,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 
 def with_resident(problem: MemoryProblem, extra_bytes: int) -> MemoryProblem:
-    """The same problem with ``extra_bytes`` more resident in every stage; less, where they are negative.
+    """Copy a problem with ``extra_bytes`` more resident in every stage; less, where they are negative.
 
     Every schedule's peak, by the checker, is higher by exactly that much.
 

@@ -42,7 +42,7 @@ class ForwardColumns:
         stored: for each result, the column of being kept by the forward pass, or -1 [V].
         in_place: for each operator, the column of running in place, or -1 [V].
         choices: for operators with a choice, the columns and the implementations they stand for.
-        costs: for each operator, what it costs: a row, and a constant beside it.
+        costs: for each operator, what it costs: a row, and a constant on top.
     """
 
     stored: IntArray
@@ -53,7 +53,7 @@ class ForwardColumns:
 
 @dataclass(frozen=True)
 class ForwardRules:
-    """Where the two programs differ in the forward pass.
+    """Differences of the two programs in the forward pass.
 
     Attributes:
         survives: whether a result outlives the forward pass, so that nothing may overwrite it.
@@ -68,7 +68,7 @@ class ForwardRules:
 
 
 def single_backward_implementation(w: RowWriter, problem: MemoryProblem) -> BackwardColumns:
-    """One implementation for each backward operator."""
+    """Add a choice of one implementation for each backward operator."""
     found = BackwardColumns([], {})
     for operator in problem.backward:
         columns = w.choices("backward", len(operator.implementations))
@@ -133,7 +133,7 @@ def _compute(
 
 
 def _exclude_later_readers(w: RowWriter, g: GroupedProblem, stored: IntArray, inside: int, f: ForwardOperator) -> None:
-    """Nobody after f reads what f overwrites, running in place: encoded results run when kept, the others always."""
+    """Exclude f in place with later readers of what it overwrites: encoded results run when kept, others always."""
     assert f.in_place is not None
     for reader in g.problem.consumers[f.in_place.overwrites]:
         if reader > f.id and g.problem.forward[reader].encodes is None:

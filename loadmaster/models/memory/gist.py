@@ -1,7 +1,7 @@
 """Gist-style fixed choices: encode what only the backward pass reads, run in place where nothing is lost.
 
 Source: [Gist18], as taken up in [Shah23] section 4.6.2, of which problems carry Binarize (sign bits of
-ReLUs, indices of max-pools) and in-place operators. Nothing is recomputed, and there is no budget: it is one point.
+ReLUs, indices of max-pools) and in-place operators. Nothing is recomputed, and it takes no budget: it is one point.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def formulate(problem: MemoryProblem) -> Schedule:
 def _ways(problem: MemoryProblem) -> list[int]:
     """Backward implementations: the cheapest, but where one can read an encoded result, that which stores least more.
 
-    "More" is beside what the others store anyway: a mask saves nothing where the next convolution needs the result.
+    "More" is on top of what the others store anyway: a mask saves nothing where the next convolution needs the result.
     """
     candidates = [[way] for way in baselines.fastest_backward(problem)]
     for k, operator in enumerate(problem.backward):

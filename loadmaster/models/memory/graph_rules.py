@@ -1,4 +1,4 @@
-"""What the fields of a problem document cannot say one by one: that operators and edges make up a training graph."""
+"""Rules that fields of a problem document cannot state one by one: operators and edges make up a training graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_problem(problem: MemoryProblem) -> None:
 def check_graph(
     forward: tuple[ForwardOperator, ...], backward: tuple[BackwardOperator, ...], objective: Objective
 ) -> None:
-    """Refuse graphs that are none.
+    """Refuse operators and edges that are not a training graph.
 
     Raises:
         InputError: ids out of order, edges that point forwards or nowhere, encoded results and in-place operators that
@@ -78,7 +78,7 @@ def check_graph(
 
 
 def _check_in_place(where: str, operator: ForwardOperator, in_place: InPlace) -> None:
-    """In place an operator may save time and workspace, but not take less than none."""
+    """Refuse an operator that saves more time or energy in place than it takes."""
     least_us = min(c.time_us for c in (*operator.implementations, *operator.recompute_implementations))
     if least_us + in_place.time_delta_us < 0:
         raise InputError(

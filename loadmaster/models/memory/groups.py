@@ -39,17 +39,17 @@ class GroupedProblem:
 
     @cached_property
     def count(self) -> int:
-        """V."""
+        """Number of forward operators, V."""
         return len(self.problem.forward)
 
     @cached_property
     def sizes(self) -> FloatArray:
-        """m_i in units of the scale [V]."""
+        """Bytes m_i of the results in units of the scale [V]."""
         return np.asarray(self.problem.output_bytes / self.scale.unit_bytes, dtype=np.float64)
 
     @cached_property
     def wait_us(self) -> float:
-        """What columns of waits are in units of: about the longest operator, so that they cost about as much."""
+        """Unit of the columns of waits: about the longest operator, so that they cost about as much."""
         forward = [c for f in self.problem.forward for c in (*f.implementations, *f.recompute_implementations)]
         backward = [c for b in self.problem.backward for c in b.implementations]
         longest = max(max(c.time_us for c in forward), max(c.time_us for c in backward))
@@ -77,7 +77,7 @@ def in_groups(
 
 
 def direct_uses(problem: MemoryProblem) -> list[set[int]]:
-    """For every forward result, the stages whose backward operator may read it."""
+    """Stages whose backward operator may read each forward result."""
     uses: list[set[int]] = [set() for _ in problem.forward]
     for operator in problem.backward:
         for choice in operator.implementations:
@@ -100,7 +100,7 @@ def last_uses(problem: MemoryProblem) -> IntArray:
 
 
 def missing(problem: MemoryProblem, wanted: Collection[int], there: Collection[int]) -> set[int]:
-    """What must be computed so that everything wanted is there; encoded results beside their parents."""
+    """Operators that must run so that everything wanted is there; encoded results bring their parents."""
     made: set[int] = set()
     waiting = [i for i in wanted if i not in there]
     while waiting:

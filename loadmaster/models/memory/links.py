@@ -1,4 +1,4 @@
-"""The host link in a schedule: the one statement of how results travel, and the replay of it beside the compute.
+"""The host link in a schedule: the one statement of how results travel, and its replay next to the compute.
 
 The checker replays this rule, the planning program (:mod:`loadmaster.models.memory.banded_offload`) and the boundary
 relaxation bound it, the executor carries it out:
@@ -9,7 +9,7 @@ relaxation bound it, the executor carries it out:
   its result is done with and every one before it in that order has been queued.
 - A result stays on the device, counted in full, until the forward operator in ``Schedule.gone_before`` starts, and
   that operator waits until the copy is over. Memory therefore follows from the schedule alone, only time from the
-  link. The backward pass starts when everything has left: no copy to the host runs beside one from it.
+  link. The backward pass starts when everything has left: no copy to the host overlaps one from it.
 - A fetch is queued when the stage ``issued_at`` starts, those for earlier stages first, those for one stage in the
   order listed; one copy at a time. Its bytes count from then on, and the stage it is for waits until it has arrived.
 - A result sent cuts a compiled graph. That is paid for once, when the result is queued: the next operator starts
@@ -32,10 +32,10 @@ from loadmaster.models.memory.verdict import Copy
 
 
 class Start(NamedTuple):
-    """When an operator may start.
+    """Earliest start of an operator.
 
     Attributes:
-        cut_us: how much longer the compute has taken because of results sent just before.
+        cut_us: time by which the compute has taken longer because of results sent just before.
         start_us: when it may start, that included.
         stuck: results that it would wait for and that are not even queued.
     """
@@ -102,14 +102,14 @@ class HostTraffic:
                     self.incoming_bytes += size
 
     def arrive(self, t: int, i: int) -> float:
-        """When result i has arrived for stage t; it is no longer on its way. 0 if it was never sent on it."""
+        """Take result i of stage t off the way and return when it has arrived; 0 if it never set out."""
         if (t, i) not in self._arrivals_us:
             return 0.0
         self.incoming_bytes -= int(self.problem.output_bytes[i])
         return self._arrivals_us.pop((t, i))
 
     def _send(self, i: int, clock_us: float) -> float:
-        """Queue the copy; returns what sending the result costs beside it."""
+        """Queue the copy; returns what sending the result costs on top."""
         assert self.link is not None
         size = int(self.problem.output_bytes[i])
         self._sent_us[i] = self._queue(i, "to_host", self.link.to_host_us(size), clock_us)
@@ -128,7 +128,7 @@ def sending_order(problem: MemoryProblem, offload: Sequence[int]) -> tuple[int, 
 
 
 def latest_departures(problem: MemoryProblem, offload: Sequence[int], room_bytes: Sequence[int]) -> tuple[int, ...]:
-    """``gone_before`` of each result sent: as late as the memory allows, so that no operator waits without need.
+    """Latest ``gone_before`` of each result sent that the memory allows: no operator waits without need.
 
     Args:
         offload: in sending order, see :func:`sending_order`.

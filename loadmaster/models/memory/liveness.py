@@ -14,7 +14,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class Liveness:
-    """Where computing or keeping a result can help.
+    """Cells of the stage-by-operator grid where computing or keeping a result can help.
 
     Attributes:
         compute: [stages, V], whether forward operator i is worth running in stage t. In stage 0 that says something
@@ -29,8 +29,10 @@ class Liveness:
         may_recompute: BoolArray | None = None,
         needs: Sequence[Collection[int]] | None = None,
     ) -> None:
-        """``may_recompute`` [stages, V] leaves out recomputations (row 0 is not read). ``needs`` [K]: what each
-        backward operator may read; None: what any of its undominated implementations needs."""
+        """Find the cells; ``may_recompute`` [stages, V] leaves out recomputations (row 0 is not read).
+
+        ``needs`` [K]: what each backward operator may read; None: what any of its undominated implementations needs.
+        """
         stages, count = problem.stage_count, len(problem.forward)
         if needs is None:
             needs = [{i for c in backward_choices(problem, k) for i in c.needs} for k in range(1, stages)]
@@ -64,7 +66,7 @@ class Liveness:
 
 
 def fits_alone(problem: MemoryProblem, budget_bytes: int) -> BoolArray:
-    """[stages, V]: whether a recomputation fits into the budget with nothing else kept. No plan holds others.
+    """Mask of the recomputations that fit the budget with nothing else kept, [stages, V]. No plan holds others.
 
     Row 0 says it of the forward pass. Resident are at least the stage's gradients and fixed bytes, the live inputs, the
     result, and the least workspace that any implementation, in place or not, gets by with. An encoded result fits where

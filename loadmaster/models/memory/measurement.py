@@ -1,6 +1,6 @@
-"""What a step of a memory plan measured when it ran: its peak, its time, and the allocated bytes over one step.
+"""Measurement of the step of a memory plan: its peak, its time, and the allocated bytes over one step.
 
-``fit`` writes it beside the plan; reports and pages draw it over what was planned.
+``fit`` writes it next to the plan; reports and pages draw it over what was planned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Time = Annotated[float, Bounds(ge=0, le=1e18)]
 
 @dataclass(frozen=True)
 class MemoryMeasurement:
-    """One plan, run on one device.
+    """Measurement of one plan that ran on one device.
 
     Attributes:
         schedule_sha256: what ran (see :func:`schedule_sha256`).
@@ -75,12 +75,12 @@ def measured(
 
 
 def schedule_sha256(plan: MemoryPlan) -> str:
-    """What tells apart what plans do: two with one hash are one step, however they were found."""
+    """Hash of what a plan does: two plans with one hash are one step, however they were found."""
     return sha256(plain(plan.schedule))
 
 
 def _thinned(levels: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """No more than a document holds: of neighbours, the highest from the first one's time on. The end stays."""
+    """Thin levels to what a document holds: of neighbours, the highest from the first one's time on. The end stays."""
     together = math.ceil((len(levels) - 1) / (MOST_POINTS - 1))
     if together <= 1:
         return list(levels)
@@ -89,7 +89,7 @@ def _thinned(levels: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def read_measurement(document: Document, plan: MemoryPlan) -> MemoryMeasurement:
-    """What a plan measured, from its document.
+    """Measurement of a plan, from its document.
 
     Raises:
         InputError: unknown fields or versions, values out of range, times that do not ascend from 0; or it is of

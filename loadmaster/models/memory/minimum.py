@@ -1,6 +1,6 @@
 """A provable lower bound on the budget: what must be resident at some operator whatever is kept.
 
-Every forward operator runs in the forward pass beside its live inputs; every backward operator runs beside what the
+Every forward operator runs in the forward pass next to its live inputs, every backward operator next to what the
 chosen implementation needs. No choice of keeping, recomputing or offloading avoids that.
 """
 

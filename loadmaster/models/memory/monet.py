@@ -17,13 +17,13 @@ Variables (binary unless said):
              what stage k hands on: here s[k+1,i])
     d[t,i,l] ``choice``: with implementation l, where there is more than one
     h[k,l]   ``backward``: backward k uses implementation l
-    q[t,i]   ``in_place``: i runs in place; y[t,e] ``encoded_in_place``, continuous: encoded e beside a parent in place
-    w[k,i]   ``need``, continuous: backward k needs i, computed beside it and not kept; for the products h s, see (M.d)
+    q[t,i]   ``in_place``: i runs in place; y[t,e] ``encoded_in_place``, continuous: encoded e with a parent in place
+    w[k,i]   ``need``, continuous: backward k needs i, computed with it and not kept; for the products h s, see (M.d)
     a[t,j]   ``resident``, continuous: stored, kept and needed bytes just before j, so that rows stay short
     z[b,i]   ``again``, continuous: i is recomputed in stage b or later
 The source's p[t,i] (computed and not overwritten) is projected out: s + p >= x becomes s + r >= x and 1 - q >= x.
 
-Minimize the costs of d, h, q and y (and of r where there is one implementation), which lie on the columns (4.9)
+Minimize the costs of d, h, q and y (and of r where there is one implementation), which are on the columns (4.9)
 subject to, numbered as in the source where the rows are its own,
 (4.7)  what is computed finds its inputs: r[t,j] <= s[t,i] + r[t,i] for i in N_j (for t = 0, where most r are 1, of an
        encoded i) - `recompute_dependencies`;
@@ -122,7 +122,7 @@ def formulate(
 
 
 def recompute_dependencies(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.7): what is computed finds its inputs stored or computed."""
+    """Add (4.7): what is computed finds its inputs stored or computed."""
     edges = [(i, f.id) for f in c.problem.forward for i in f.inputs]
     i, j = ints(e[0] for e in edges), ints(e[1] for e in edges)
     t, e = np.nonzero(c.may_compute[1:, j])
@@ -140,7 +140,7 @@ def recompute_dependencies(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def storage_continuity(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.7): only what is stored or computed is handed on."""
+    """Add (4.7): only what is stored or computed is handed on."""
     t, i = np.nonzero(c.live.keep)
     later = np.flatnonzero(t > 0)
     row = np.arange(len(t))
@@ -153,7 +153,7 @@ def storage_continuity(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def backward_dependencies(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.8): what the chosen backward implementation reads is kept or computed."""
+    """Add (4.8): what the chosen backward implementation reads is kept or computed."""
     rows = b.row_list("backward_dependencies")
     for (k, i), ways in c.ways_that_need.items():
         columns = [*ways, int(c.keep[k, i]), int(c.compute[k, i])]
@@ -162,7 +162,7 @@ def backward_dependencies(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def single_implementation(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(M.a): one implementation of every operator that runs."""
+    """Add (M.a): one implementation of every operator that runs."""
     k = ints(k for k, _ in c.ways)
     b.rows("choose_backward", c.stages - 1, [(k - 1, c.backward, 1)], lower=1, upper=1)
     cell = c.pick_stage * c.count + c.pick_operator
@@ -172,7 +172,7 @@ def single_implementation(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def in_place_overwrite(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.10): what is overwritten is not kept, nor read later in the stage."""
+    """Add (4.10): what is overwritten is not kept, nor read later in the stage."""
     rows = b.row_list("in_place_overwrite")
     for j, f in enumerate(c.problem.forward):
         if f.in_place is None or f.encodes is not None:
@@ -190,7 +190,7 @@ def in_place_overwrite(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def in_place_computation(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.11), (M.b): in place runs what is computed, and an encoded result with its parent."""
+    """Add (4.11) and (M.b): only what is computed runs in place, and an encoded result with its parent."""
     t, i = np.nonzero(c.in_place_at >= 0)
     row = np.arange(len(t))
     terms: list[Term] = [(row, c.in_place_at[t, i], 1), (row, c.compute[t, i], -1)]
@@ -204,7 +204,7 @@ def in_place_computation(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def encoding_with_parent(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(M.c): an encoded result is computed with its parent."""
+    """Add (M.c): an encoded result is computed with its parent."""
     e = np.flatnonzero(c.parents >= 0)
     t, position = np.nonzero(c.may_compute[:, e])
     e, row = e[position], np.arange(len(t))
@@ -213,7 +213,7 @@ def encoding_with_parent(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def unkept_needs(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(M.d): a need that is not kept takes room of its own."""
+    """Add (M.d): a need that is not kept takes room of its own."""
     rows = b.row_list("unkept_needs")
     for (k, i), ways in c.ways_that_need.items():
         columns = [*ways, int(c.keep[k, i]), c.need_at[k, i]]
@@ -222,7 +222,7 @@ def unkept_needs(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def resident_bytes(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.15): the bytes just before each operator, from one to the next."""
+    """Add (4.15): the bytes just before each operator, from one to the next."""
     stages, count = c.stages, c.count
     t, i = np.indices((stages, count))
     carried: list[Term] = [(np.arange(stages), c.resident[:, 0], -1), (t[1:], c.keep[:-1], c.units)]
@@ -243,7 +243,7 @@ def resident_bytes(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def recompute_memory(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.14): the bytes while an operator is computed."""
+    """Add (4.14): the bytes while an operator is computed."""
     cells = c.may_compute.copy()
     cells[0, c.parents < 0] = False
     row_of = np.full(cells.shape, -1, dtype=np.int64)
@@ -276,7 +276,7 @@ def recompute_memory(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def forward_memory(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.1): the bytes while the forward pass runs. With r = 1, (4.14) is a row of keep alone: solvers cut better."""
+    """Add (4.1): the bytes while the forward pass runs. With r = 1 it is a row of keep alone: solvers cut better."""
     rows = b.row_list("forward_memory")
     gradients = c.problem.gradient_bytes(0)
     for j, f in enumerate(c.problem.forward):
@@ -297,7 +297,7 @@ def forward_memory(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def backward_memory(b: ProgramBuilder, c: MonetColumns) -> None:
-    """(4.12): the bytes while a backward operator runs."""
+    """Add (4.12): the bytes while a backward operator runs."""
     stages = c.stages
     k, way = ints(k for k, _ in c.ways), [c.scale.units(choice.workspace_bytes) for _, choice in c.ways]
     needing, needed = ints(p[0] for p in c.need_at), ints(p[1] for p in c.need_at)
@@ -311,7 +311,7 @@ def backward_memory(b: ProgramBuilder, c: MonetColumns) -> None:
 
 
 def recompute_from_boundary(b: ProgramBuilder, c: MonetColumns, first: int, again: IntArray) -> None:
-    """(M.e) for one boundary b = ``first``; ``again`` are its z [V]."""
+    """Add (M.e) for one boundary b = ``first``; ``again`` are its z [V]."""
     every = np.arange(c.count)
     stored = c.keep[first - 1]
     t, i = np.nonzero(c.may_compute[first:])

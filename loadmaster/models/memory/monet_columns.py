@@ -1,4 +1,4 @@
-"""What MONeT's program decides: its columns, and the figures that its rows are written from.
+"""Columns of MONeT's program, and the figures that its rows are written from.
 
 The rows, and what the columns mean, are in :mod:`loadmaster.models.memory.monet`.
 """
@@ -27,7 +27,7 @@ class MonetColumns:
     Attributes:
         compute, keep: of r[t,i] and s[t+1,i] [stages, V].
         choice, pick_at: of d; ``pick_at`` by stage, operator and implementation.
-        in_place_at, encoded_in_place_at: of q and y, -1 where there is none [stages, V].
+        in_place_at, encoded_in_place_at: of q and y, -1 for none [stages, V].
         backward, way_at: of h, one for each of ``ways``; ``way_at`` by backward operator and implementation.
         need, need_at: of w; ``need_at`` by backward operator and result.
         resident: of a [stages, V].
@@ -103,13 +103,13 @@ class MonetColumns:
 
     @cached_property
     def room(self) -> FloatArray:
-        """What stage t may hold beside G_t while it computes forward operators [stages]."""
+        """Room that stage t has next to G_t while it computes forward operators [stages]."""
         return np.array(
             [self.scale.room(self.budget_bytes - self.problem.gradient_bytes(t)) for t in range(self.stages)]
         )
 
     def _in_place_columns(self, b: ProgramBuilder, name: str, *, encoded: bool) -> tuple[IntArray, IntArray]:
-        """Columns for in-place runs and where they are: [stages, V], -1 where there is none."""
+        """Columns for in-place runs and where they are: [stages, V], -1 for none."""
         at = np.full((self.stages, self.count), -1, dtype=np.int64)
         places, cost = [], []
         for i, f in enumerate(self.problem.forward):
@@ -126,7 +126,7 @@ class MonetColumns:
 
     @cached_property
     def ways_that_need(self) -> dict[tuple[int, int], list[int]]:
-        """For every backward operator k and result i that it may read, the columns of the choices that read it."""
+        """Columns of the choices that read result i, for every backward operator k and result i that it may read."""
         found: dict[tuple[int, int], list[int]] = {pair: [] for pair in self.need_at}
         for (k, c), column in zip(self.ways, self.backward, strict=True):
             for i in c.needs:
@@ -135,7 +135,7 @@ class MonetColumns:
 
     @cached_property
     def parents(self) -> IntArray:
-        """What each operator encodes, -1 for nothing [V]."""
+        """Parent that each operator encodes, -1 for none [V]."""
         return ints(-1 if f.encodes is None else f.encodes for f in self.problem.forward)
 
     @cached_property
@@ -146,5 +146,5 @@ class MonetColumns:
 
 
 def ints(values: Iterable[int]) -> IntArray:
-    """An index array."""
+    """Index array of these values."""
     return np.array(list(values), dtype=np.int64)

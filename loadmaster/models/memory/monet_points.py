@@ -128,7 +128,7 @@ class Monet:
         return values
 
     def _fill_resident(self, values: FloatArray) -> None:
-        """(4.15), solved for a."""
+        """Fill in a, which (4.15) gives."""
         c = self.columns
         kept = c.units * values[c.keep]
         needed = np.zeros_like(kept)

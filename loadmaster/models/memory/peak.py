@@ -1,4 +1,4 @@
-"""What fills the memory peak of a step, by module of the model: the checker's accounting, term by term.
+"""Parts of a step's memory peak, by module of the model: the checker's accounting, term by term.
 
 Every term of the accounting at the moment of the peak goes to a module: results and workspaces to that of their
 operator. What belongs to no one module keeps the name of what it is. The parts add up to the checker's peak.
@@ -39,13 +39,16 @@ def peak_by_module(problem: MemoryProblem, schedule: Schedule | None = None) -> 
 
 
 def at_moment(problem: MemoryProblem, schedule: Schedule, moment: Moment) -> Parts:
-    """As :func:`peak_by_module`, at a moment that the checker named."""
+    """Module paths and the bytes of each at a moment that the checker named, largest first."""
     return _summed(_terms(problem, schedule, moment))
 
 
 def folded(parts: Sequence[tuple[str, int]], most: int = 8) -> Parts:
-    """The same bytes in at most ``most`` rows: like blocks of a repeated module together (``layers.*.mlp``), paths as
-    deep as there is room for, and what is smallest as "other"."""
+    """Fold parts into at most ``most`` rows of the same bytes.
+
+    Like blocks of a repeated module go together (``layers.*.mlp``), paths are as deep as there is room for, and the
+    smallest become "other".
+    """
     repeated = _repeated([name for name, _ in parts])
     rows: dict[Path, list[tuple[Path, int]]] = {}
     for name, size in parts:
@@ -72,7 +75,7 @@ def _joined(rows: Mapping[Path, Iterable[tuple[Path, int]]]) -> Parts:
 
 
 def _worth_naming(rows: Mapping[Path, Iterable[tuple[Path, int]]]) -> int:
-    """How many rows there are, all those of next to nothing counted as one."""
+    """Number of rows, all those of next to nothing counted as one."""
     sizes = [size for _, size in _joined(rows)]
     small = sum(size < _SMALL * sum(sizes) for size in sizes)
     return len(sizes) - max(0, small - 1)

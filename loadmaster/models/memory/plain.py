@@ -20,5 +20,5 @@ def formulate(problem: MemoryProblem) -> Schedule:
 
 
 def peak_bytes(problem: MemoryProblem) -> int:
-    """What the plain step takes: its peak by the checker."""
+    """Peak of the plain step, by the checker."""
     return check(problem, formulate(problem), budget_bytes=0).peak_bytes

@@ -81,7 +81,7 @@ class Schedule:
     gone_before: tuple[Index, ...] = ()
 
     def departures(self, forward_count: int) -> dict[int, int]:
-        """For each result sent, in sending order, the operator that starts when it is gone."""
+        """Operator that starts when each result sent is gone, in sending order."""
         gone_before = self.gone_before or (forward_count,) * len(self.offload)
         return dict(zip(self.offload, gone_before, strict=False))
 
@@ -100,13 +100,13 @@ class Blocker:
 
     @property
     def words(self) -> str:
-        """What people see of it."""
+        """Name of the tensor for people, with its operator where its module is not known."""
         return f"{self.tensor} ({self.op})" if self.module is None else self.tensor
 
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists, and what to relax.
+    """The reason why no plan exists, and what to relax.
 
     Attributes:
         minimum_budget_bytes: no plan exists below this (proved).

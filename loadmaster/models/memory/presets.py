@@ -32,7 +32,7 @@ def example(name: str) -> dict[str, Any]:
     """A shipped problem document. Without ``-full`` or ``-recompute`` the ``-full`` one is meant.
 
     Raises:
-        InputError: there is no such example.
+        InputError: no example has this name.
     """
     full_name = name + _ALIASES.get(name, "")
     if full_name not in example_names():
@@ -97,7 +97,7 @@ def transformer(
 
 
 def _timed(operator: Forward, roofline: Roofline) -> _Operator:
-    """With the time of its work, activations read and written included, and twice that for its backward."""
+    """Time an operator by its work, activations read and written included; its backward takes twice that."""
     forward_us = roofline.time_us(operator.operations, operator.moved_bytes)
     backward_us = roofline.time_us(operator.operations, operator.moved_bytes, times=2)
     return _Operator(operator.op, operator.inputs, operator.output_bytes, forward_us, backward_us, operator.saves)

@@ -105,7 +105,7 @@ class ForwardOperator:
 
     @property
     def made_by(self) -> str | None:
-        """What names its result: its words, or the graph node where its place is not known."""
+        """Name for its result: its words, or the graph node where its place is not known."""
         return self.node if self.words == self.op else self.words
 
     @cached_property
@@ -146,7 +146,7 @@ class BackwardOperator:
 
 
 def last_readers(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """For every operator, the last one that reads its result, given what each reads; itself where none does."""
+    """Last operator that reads the result of each, given what each reads; itself where none does."""
     last = list(range(len(inputs)))
     for j, read in enumerate(inputs):
         for i in read:
@@ -178,7 +178,7 @@ class MemoryProblem(ShownProblem):
     __pydantic_config__: ClassVar = READING
 
     def with_budget(self, budget_bytes: int) -> MemoryProblem:
-        """The same problem under another budget."""
+        """Copy the problem with another budget."""
         return replace(self, budget_bytes=budget_bytes)
 
     @cached_property
@@ -194,31 +194,31 @@ class MemoryProblem(ShownProblem):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large it is, for a person who waits for its plan."""
+        """Size of the problem, for a person who waits for its plan."""
         return {"forward": len(self.forward), "backward": len(self.backward)}
 
     @property
     def may_offload(self) -> bool:
-        """Whether plans may send results to the host: it takes a link, and is weighed in time only."""
+        """True if plans may send results to the host: it takes a link, and is weighed in time only."""
         return self.host_link is not None and self.objective == "time"
 
     @property
     def unit(self) -> str:
-        """Unit of the objective."""
+        """Unit of the objective, ``us`` or ``uj``."""
         return "us" if self.objective == "time" else "uj"
 
     @property
     def stage_count(self) -> int:
-        """Stage 0 is the forward pass, stage k = 1..K recomputes and runs backward k."""
+        """Number of stages: 0 is the forward pass, k = 1..K recomputes and runs backward k."""
         return len(self.backward) + 1
 
     @cached_property
     def output_bytes(self) -> IntArray:
-        """m_i of every forward result [V]."""
+        """Bytes m_i of every forward result [V]."""
         return np.array([f.output_bytes for f in self.forward], dtype=np.int64)
 
     def gradient_bytes(self, stage: int) -> int:
-        """G_t: gradients and fixed bytes resident while stage t computes forward operators."""
+        """Gradients and fixed bytes resident while stage t computes forward operators, G_t."""
         last = len(self.forward) - 1
         if stage == 0:
             return self.forward[max(last - 1, 0)].fixed_bytes
@@ -229,7 +229,7 @@ class MemoryProblem(ShownProblem):
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For every forward result, the forward operators that read it, ascending."""
+        """Forward operators that read each forward result, ascending."""
         readers: list[list[int]] = [[] for _ in self.forward]
         for operator in self.forward:
             for i in operator.inputs:
@@ -238,12 +238,12 @@ class MemoryProblem(ShownProblem):
 
     @cached_property
     def last_readers(self) -> tuple[int, ...]:
-        """For every forward result, the last forward operator that may read it; itself where none does."""
+        """Last forward operator that may read each forward result; itself where none does."""
         return last_readers([f.inputs for f in self.forward])
 
     @cached_property
     def encodings(self) -> tuple[tuple[int, ...], ...]:
-        """For every forward operator, the ids of its encoded results."""
+        """Ids of the encoded results of each forward operator."""
         encoded: list[list[int]] = [[] for _ in self.forward]
         for operator in self.forward:
             if operator.encodes is not None:
@@ -251,8 +251,10 @@ class MemoryProblem(ShownProblem):
         return tuple(tuple(e) for e in encoded)
 
     def first_run(self, read: Collection[int]) -> frozenset[int]:
-        """What the forward pass runs so that these are there after it: every operator, and of the encoded results those
-        that are read, by the backward pass or by others that run."""
+        """Operators that the forward pass runs so that the results in ``read`` are there after it.
+
+        That is every operator, and of the encoded results those that are in ``read`` or that others that run read.
+        """
         runs = {f.id for f in self.forward if f.encodes is None or f.id in read}
         for f in reversed(self.forward):
             if f.id in runs:
@@ -260,14 +262,14 @@ class MemoryProblem(ShownProblem):
         return frozenset(runs)
 
     def cost(self, implementation: Implementation | BackwardImplementation) -> float:
-        """What the objective counts for one run: time or energy."""
+        """Cost of one run in the objective: time or energy."""
         if self.objective == "time":
             return implementation.time_us
         assert implementation.energy_uj is not None  # documents without energies are refused for this objective
         return implementation.energy_uj
 
     def in_place_cost(self, in_place: InPlace) -> float:
-        """What running in place adds to the objective (often negative)."""
+        """Cost that running in place adds to the objective (often negative)."""
         if self.objective == "time":
             return in_place.time_delta_us
         assert in_place.energy_delta_uj is not None

@@ -96,7 +96,7 @@ def build(
     *,
     out_of_time: Callable[[], bool] | None = None,
 ) -> Relaxation:
-    """One relaxation.
+    """Build one boundary relaxation.
 
     Args:
         budget_bytes: None to minimize the budget itself.
@@ -174,7 +174,7 @@ def _cost_of_encoded(w: RowWriter, grouped: GroupedProblem, forward: ForwardColu
 
 
 def recompute_dependencies(w: RowWriter, grouped: GroupedProblem, c: Columns) -> None:
-    """(R1): inputs of what is recomputed are there or recomputed too."""
+    """Add (R1): inputs of what is recomputed are there or recomputed too."""
     for g, j in zip(*(map(int, places) for places in np.nonzero(c.recompute >= 0)), strict=True):
         f = grouped.problem.forward[j]
         for i in f.inputs:
@@ -185,14 +185,14 @@ def recompute_dependencies(w: RowWriter, grouped: GroupedProblem, c: Columns) ->
 
 
 def storage_continuity(w: RowWriter, grouped: GroupedProblem, c: Columns) -> None:
-    """(R2): only what is there can be carried on."""
+    """Add (R2): only what is there can be carried on."""
     for g in range(len(grouped.groups) - 1):
         for i in map(int, np.flatnonzero(c.stored[g + 1] >= 0)):
             w.at_most("carry", c.later(g, i).plus(c.available(g, i), -1.0), 0.0)
 
 
 def backward_dependencies(w: RowWriter, grouped: GroupedProblem, c: Columns) -> BackwardColumns:
-    """(R3): each backward operator uses one implementation, whose needs are there."""
+    """Add (R3): each backward operator uses one implementation, whose needs are there."""
     backward = single_backward_implementation(w, grouped.problem)
     for g, (a, b) in enumerate(grouped.groups):
         for k in range(a, b + 1):
@@ -202,7 +202,7 @@ def backward_dependencies(w: RowWriter, grouped: GroupedProblem, c: Columns) -> 
 
 
 def group_start_memory(w: RowWriter, grouped: GroupedProblem, c: Columns, links: LinkColumns | None, g: int) -> None:
-    """(R6): what stands in memory when a group starts."""
+    """Add (R6): what stands in memory when a group starts."""
     a, _ = grouped.groups[g]
     row = Row({int(column): grouped.sizes[i] for i, column in enumerate(c.stored[g]) if column >= 0})
     row.plus(on_the_way(grouped, links, g, a))
@@ -212,7 +212,7 @@ def group_start_memory(w: RowWriter, grouped: GroupedProblem, c: Columns, links:
 def backward_memory(
     w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, links: LinkColumns | None, g: int
 ) -> None:
-    """(R7) to (R9): backward operators, with what must be there beside their own needs.
+    """Add (R7) to (R9): backward operators, with what must be there next to their own needs.
 
     From the group's last stage to its first. ``lasting`` holds the column of w for each result that some later stage
     of the group wants: before the last stage, each w is at least the one after it. ``standing`` is what they take.
@@ -263,14 +263,14 @@ def backward_memory(
 
 
 def not_made_again(w: RowWriter, c: Columns, name: str, g: int, i: int, wanted: Row, column: int) -> None:
-    """column >= wanted - (r + f): wanted later and not made again, so there all along."""
+    """Add column >= wanted - (r + f): wanted later and not made again, so there all along."""
     w.at_most(name, Row(wanted).plus(c.made_again(g, i), -1.0).also(column, -1.0), 0.0)
 
 
 def recompute_memory(
     w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, links: LinkColumns | None, g: int
 ) -> None:
-    """(R10) to (R12): what must be there while j is recomputed in the group."""
+    """Add (R10) to (R12): what must be there while j is recomputed in the group."""
     a, b = grouped.groups[g]
     sizes = grouped.sizes
     through = Row() if a == b else _throughout(w, grouped, c, backward, g)
@@ -309,7 +309,7 @@ def recompute_memory(
 
 
 def _throughout(w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, g: int) -> Row:
-    """e of (R10), as result -> column."""
+    """Columns of e in (R10), as result -> column."""
     through = Row()
     _, b = grouped.groups[g]
     last = grouped.wanted(b)

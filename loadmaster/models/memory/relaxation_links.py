@@ -29,7 +29,7 @@ class LinkColumns:
         queue: of the forward pass.
         fetch: of f[g,i] [groups, V].
         prefetched: of p[g] [groups].
-        under_way: of z[g,i], -1 where there is none [groups, V].
+        under_way: of z[g,i], -1 for none [groups, V].
     """
 
     queue: SendQueue
@@ -39,7 +39,7 @@ class LinkColumns:
 
 
 def link_columns(w: RowWriter, grouped: GroupedProblem, offload: IntArray, fetch: IntArray) -> LinkColumns:
-    """b[j], u[i,j], p[g], z[g,i]."""
+    """Add the columns b[j], u[i,j], p[g] and z[g,i]."""
     whole = grouped.count * max(grouped.count, len(grouped.groups)) <= WHOLE_CELLS
     queue = send_queue(w, grouped, offload, whole=whole)
     prefetched = w.builder.columns("prefetched", len(grouped.groups))
@@ -49,8 +49,10 @@ def link_columns(w: RowWriter, grouped: GroupedProblem, offload: IntArray, fetch
 
 
 def on_the_way(grouped: GroupedProblem, links: LinkColumns | None, g: int, k: int) -> Row:
-    """p[g] or what is under way whole, in the rows of stage k of the group: counted from the start of the stage in
-    which it has been issued."""
+    """Row of p[g], or of what is under way whole, for stage k of the group.
+
+    It counts from the start of the stage in which it has been issued.
+    """
     if links is None or k != grouped.groups[g][1]:
         return Row()
     if not links.queue.whole:
@@ -60,7 +62,7 @@ def on_the_way(grouped: GroupedProblem, links: LinkColumns | None, g: int, k: in
 
 
 def sending(w: RowWriter, grouped: GroupedProblem, links: LinkColumns, stored: IntArray) -> None:
-    """(R13): what is sent is not kept, only that is fetched, and the host has room for it."""
+    """Add (R13): what is sent is not kept, only that is fetched, and the host has room for it."""
     link = grouped.problem.host_link
     assert link is not None
     sent, offload = Row(), links.queue.offload
@@ -77,7 +79,7 @@ def sending(w: RowWriter, grouped: GroupedProblem, links: LinkColumns, stored: I
 def fetching(
     w: RowWriter, grouped: GroupedProblem, links: LinkColumns, backward: BackwardColumns, spent: list[Row]
 ) -> None:
-    """(R14), (R15): what is fetched in a group has been on its way before, or takes the group's time."""
+    """Add (R14) and (R15): what is fetched in a group has been on its way before, or takes the group's time."""
     link = grouped.problem.host_link
     assert link is not None
     per_us = link.from_host_gbps * 1e3 / grouped.scale.unit_bytes
@@ -105,7 +107,7 @@ def fetching(
 
 
 def hold_whole_fetches(w: RowWriter, grouped: GroupedProblem, links: LinkColumns, g: int, waited: Row) -> None:
-    """(R16): what is under way stays so until it arrives; what was not, a stage that fetches it waits for."""
+    """Add (R16): what is under way stays so until it arrives; what was not keeps the stage that fetches it waiting."""
     link = grouped.problem.host_link
     assert link is not None
     a, b = grouped.groups[g]

@@ -21,7 +21,7 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of s, r, o and f, -1 where there is none.
+    """The columns of s, r, o and f, -1 for none.
 
     Attributes:
         stored, recompute, fetch: [groups, V].
@@ -38,15 +38,15 @@ class Columns:
     spent: list[Row]
 
     def available(self, g: int, i: int) -> Row:
-        """s + r + f of result i in group g."""
+        """Row of s + r + f of result i in group g."""
         return term(self.stored, g, i).plus(self.made_again(g, i))
 
     def made_again(self, g: int, i: int) -> Row:
-        """r + f of result i in group g."""
+        """Row of r + f of result i in group g."""
         return term(self.recompute, g, i).plus(term(self.fetch, g, i))
 
     def later(self, g: int, i: int) -> Row:
-        """s of result i at the end of group g; empty after the last group."""
+        """Row of s of result i at the end of group g; empty after the last group."""
         return term(self.stored, g + 1, i) if g + 1 < len(self.stored) else Row()
 
 
@@ -67,11 +67,11 @@ class Relaxation:
     backward: BackwardColumns
 
     def least_budget_bytes(self, bound: float) -> int:
-        """What no plan takes less than, from a bound of the program that minimizes the budget."""
+        """Least budget of any plan, from a bound of the program that minimizes the budget."""
         return self.scale.least_bytes(bound)
 
     def decisions(self, values: FloatArray) -> Decisions:
-        """A point [columns], carried out; for problems without offload.
+        """Decisions that carry out a point [columns]; for problems without offload.
 
         What a group has stored is there throughout it. A recomputation runs in the first stage of the group that reads
         its result, or in the last one where only the next group wants it. By (R1) to (R3) that is all there is to

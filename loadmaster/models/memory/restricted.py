@@ -1,6 +1,6 @@
-"""The same step with fewer choices: recompute only, offload only. Their plans are plans of the whole problem, too.
+"""Restrictions of a step: recompute only, offload only. Their plans are plans of the whole problem, too.
 
-Beside the plans that may do both, and the step that keeps everything, these are the curves of SSDTrain's
+With the plans that may do both, and the step that keeps everything, these are the curves of SSDTrain's
 recompute-offload-keep picture ([Wu24] section 5.4.3), with a plan behind every point.
 """
 
@@ -13,7 +13,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 
 def restrictions(problem: MemoryProblem) -> dict[str, MemoryProblem]:
-    """By name: without the link to the host, and with no result computed twice.
+    """Restrictions of a problem by name: without the link to the host, and with no result computed twice.
 
     Raises:
         InputError: nothing may be offloaded anyway.

@@ -1,4 +1,4 @@
-"""How the rows of the grouped programs are written: linear expressions, appended block by block.
+"""Writer of the rows of grouped programs: linear expressions, appended block by block.
 
 The boundary relaxation (:mod:`relaxation`) and the banded restriction (:mod:`banded`) are written with it.
 """
@@ -54,7 +54,7 @@ class RowWriter:
         scale: how bytes become coefficients.
         minimizes_budget: the budget is a variable, in units of the scale, and the one thing that is minimized.
         shares: the continuous columns in [0, 1].
-        objective, constant: the costs of columns, and what is beside them.
+        objective, constant: the costs of columns, and what comes on top.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RowWriter:
         self._out_of_time = out_of_time
 
     def look_at_the_clock(self) -> None:
-        """End the writing where there is no time left: called once for each operator, stage or group."""
+        """End the writing once no time is left: called once for each operator, stage or group."""
         if self._out_of_time is not None and self._out_of_time():
             raise OutOfTimeError
 
@@ -118,23 +118,23 @@ class RowWriter:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def at_most(self, name: str, row: Row, upper: float) -> None:
-        """row <= upper."""
+        """Add the row ``row <= upper``."""
         self._rows.setdefault(name, self.builder.row_list(name)).add(list(row), list(row.values()), upper=upper)
 
     def equal(self, name: str, row: Row, value: float = 0.0) -> None:
-        """row = value."""
+        """Add the row ``row = value``."""
         rows = self._rows.setdefault(name, self.builder.row_list(name))
         rows.add(list(row), list(row.values()), lower=value, upper=value)
 
     def fits(self, name: str, row: Row, taken_bytes: int) -> None:
-        """row + taken <= budget, where the budget may be the variable that is minimized."""
+        """Add the row ``row + taken <= budget``, where the budget may be the variable that is minimized."""
         if self.minimizes_budget:
             self.at_most(name, Row(row).also(self._budget_column, -1.0), -self.scale.units(taken_bytes))
         else:
             self.at_most(name, row, self.room(taken_bytes))
 
     def room(self, taken_bytes: int) -> float:
-        """What the budget leaves beside that, in units."""
+        """Room that the budget leaves next to ``taken_bytes``, in units."""
         return self.scale.room(self._budget_bytes - taken_bytes)
 
     # -- the objective -----------------------------------------------------------------------------------------------

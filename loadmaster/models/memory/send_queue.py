@@ -2,9 +2,10 @@
 
 The rule that it follows is stated in :mod:`loadmaster.models.memory.links`. A result is held until all of it has been
 sent; here its bytes go one by one. So the queue is a relaxation of the rule, and a program that chooses by it is late
-by the time of one copy at most. On small graphs, where a copy is long beside the step, results can be held whole: that
-takes a binary variable for each result and each operator after it. The constraints (O1) and (R16) are in the
-formulations that use the queue, :mod:`loadmaster.models.memory.banded` and :mod:`loadmaster.models.memory.relaxation`.
+by the time of one copy at most. On small graphs, where a copy is long compared with the step, results can be held
+whole: that takes a binary variable for each result and each operator after it. The constraints (O1) and (R16) are in
+the formulations that use the queue, :mod:`loadmaster.models.memory.banded` and
+:mod:`loadmaster.models.memory.relaxation`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from loadmaster.models.memory.problem import ForwardOperator
 from loadmaster.models.memory.rows import Row, RowWriter, term
 from loadmaster.solvers.program import IntArray
 
-# Bytes, in units of about a thousandth of the budget, that the link carries beside its rows. Solvers drop coefficients
+# Bytes, in units of about a thousandth of the budget, that the link carries beyond its rows. Solvers drop coefficients
 # below 1e-9, as of operators of a nanosecond: without slack, what such a row proves would be false.
 LINK_SLACK = 1e-5
 
@@ -28,10 +29,10 @@ class SendQueue:
     """The columns of the queue.
 
     Attributes:
-        offload: of o[i], -1 where there is none [V].
+        offload: of o[i], -1 for none [V].
         backlog: of b[j]: bytes done with, not sent, when forward operator j starts (j = V: the backward pass) [V + 1].
         whole: results are held whole.
-        gone: of u[i,j], -1 where there is none [V, V]: with results held whole, i is gone when j starts.
+        gone: of u[i,j], -1 for none [V, V]: with results held whole, i is gone when j starts.
     """
 
     offload: IntArray
@@ -41,7 +42,7 @@ class SendQueue:
 
 
 def send_queue(w: RowWriter, g: GroupedProblem, offload: IntArray, *, whole: bool) -> SendQueue:
-    """b[j], u[i,j]."""
+    """Add the columns b[j] and u[i,j]."""
     backlog = w.builder.columns("backlog", g.count + 1)
     done_with = np.array(g.problem.last_readers)[:, None] < np.arange(g.count)[None, :]
     gone = w.cells("gone", done_with & (offload >= 0)[:, None] & whole)
@@ -49,7 +50,7 @@ def send_queue(w: RowWriter, g: GroupedProblem, offload: IntArray, *, whole: boo
 
 
 def held_bytes(g: GroupedProblem, queue: SendQueue | None, f: ForwardOperator) -> Row:
-    """b[j] of (O1), or the bytes of the results held whole."""
+    """Row of b[j] of (O1), or of the bytes of the results held whole."""
     if queue is None:
         return Row()
     if not queue.whole:
@@ -61,7 +62,7 @@ def held_bytes(g: GroupedProblem, queue: SendQueue | None, f: ForwardOperator) -
 
 
 def drain_queue(w: RowWriter, g: GroupedProblem, queue: SendQueue, costs: list[tuple[Row, float]]) -> None:
-    """(O1): what is done with joins the queue, the link takes from it while operators run and while they wait.
+    """Add (O1): what is done with joins the queue; the link takes from it while operators run and while they wait.
 
     Each result sent is paid for here: by so much the next operator starts later, and the link carries on.
     """
@@ -94,7 +95,7 @@ def drain_queue(w: RowWriter, g: GroupedProblem, queue: SendQueue, costs: list[t
 
 
 def hold_whole_results(w: RowWriter, g: GroupedProblem, queue: SendQueue) -> None:
-    """(R16): a result is held until all of it has been sent, and gone from then on."""
+    """Add (R16): a result is held until all of it has been sent, and gone from then on."""
     for i, j in zip(*(map(int, places) for places in np.nonzero(queue.gone >= 0)), strict=True):
         later = term(queue.gone, i, j + 1) if j + 1 < g.count else term(queue.offload, i)
         w.at_most("gone", term(queue.gone, i, j).plus(later, -1.0), 0.0)

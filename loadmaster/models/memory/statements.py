@@ -1,4 +1,4 @@
-"""What memory plans state beside their schedules: the step with memory to spare, the gaps, why there is no plan."""
+"""Statements of memory plans apart from their schedules: the unconstrained step, the gaps, why no plan exists."""
 
 from __future__ import annotations
 
@@ -35,8 +35,12 @@ def _recompute(problem: MemoryProblem, plan: MemoryPlan, verdict: Check | None) 
 
 
 def _infeasible(problem: MemoryProblem, plan: MemoryPlan, least: float) -> Recomputed:
-    """Exact where an operator alone needs more than the budget; elsewhere a relaxation's word, as far as no schedule
-    that is known contradicts it."""
+    """Recompute the figures of an infeasible plan.
+
+    They are exact where an operator alone needs more than the budget; elsewhere they are a relaxation's word, as far as
+    no
+    schedule that is known contradicts it.
+    """
     floor, found = minimum_budget(problem), plan.infeasibility
     fields = {"unconstrained": least, "overhead_gap": None, "method": plan.options.get("method", plan.method)}
     known = [check(problem, make(problem), 0) for make in (plain.formulate, unconstrained.formulate)]
@@ -59,7 +63,7 @@ def _infeasible(problem: MemoryProblem, plan: MemoryPlan, least: float) -> Recom
 
 
 def _only_too_large(verdict: Check) -> bool:
-    """Whether a schedule breaks nothing but a budget of no bytes."""
+    """Return whether a schedule breaks nothing but a budget of no bytes."""
     return all("over the budget of 0" in text for text in verdict.violations)
 
 

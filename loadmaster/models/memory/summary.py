@@ -1,4 +1,4 @@
-"""How much a captured step needs: its peak and time as PyTorch runs it, the least budget, and what fills the peak."""
+"""Summary of a captured step: its peak and time as PyTorch runs it, the least budget, and what fills the peak."""
 
 from __future__ import annotations
 

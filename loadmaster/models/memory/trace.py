@@ -1,8 +1,8 @@
 """A planned step as trace events: what the checker replays, for https://ui.perfetto.dev or chrome://tracing.
 
-The compute track, one track for each direction of the host link, and resident bytes beside the budget.
+The compute track, one track for each direction of the host link, and resident bytes next to the budget.
 
-The bytes are a counter beside a constant one for the budget (:mod:`loadmaster.models.trace_events`).
+The bytes are a counter next to a constant one for the budget (:mod:`loadmaster.models.trace_events`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from loadmaster.models.memory.verdict import Check
 from loadmaster.models.trace_events import TraceEvent, level, process, run
 
 PLANNED = 1
-"""The process number of the planned step; a measured one beside it takes another."""
+"""The process number of the planned step; a measured one next to it takes another."""
 
 _COMPUTE = 1
 _LINKS = {"to_host": 2, "from_host": 3}

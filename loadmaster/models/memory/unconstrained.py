@@ -15,7 +15,7 @@ where a_i(N) is the lesser of these two, of which the second is there where i ma
 
 i may overwrite u unless a later operator that encodes nothing reads it too. R_r is a part of what it costs to compute
 result r again in a backward stage, such that parts for different r never add up to more than the whole (an encoded
-result is computed beside its parent: what the parent costs is divided between all that ask for it).
+result is computed with its parent: what the parent costs is divided between all that ask for it).
 
 *No schedule is below it.* Take any, with its D and N. Each e in E_i is computed in the forward pass (for f_e, and d_e
 more exactly if i runs in place there), or else in a later stage (for R_e or more). If i runs in place in the forward
@@ -117,7 +117,7 @@ class _Prices:
         return {i for r in results for i in self._changing[r]}
 
     def of(self, i: int, read: Collection[int]) -> float:
-        """a_i of what is read."""
+        """Cost a_i for the results that are read."""
         forward = self._problem.forward
         encoded = [e for e in self._problem.encodings[i] if e in read]
         costs = {e: float(self._problem.forward_costs(e, recompute=False).min()) for e in encoded}
@@ -132,14 +132,14 @@ class _Prices:
         return min(apart, inside)
 
     def _again(self, r: int) -> float:
-        """R_r."""
+        """Part R_r of the cost of computing result r again."""
         f = self._problem.forward[r]
         if f.encodes is None:
             return self._part(r)
         return self._least(r) + self._part(f.encodes)
 
     def _part(self, r: int) -> float:
-        """What computing r again costs, divided between all that may ask for it: itself and its encoded results."""
+        """Cost of computing r again, divided between all that may ask for it: itself and its encoded results."""
         return self._least(r) / (1 + len(self._problem.encodings[r]))
 
     def _least(self, r: int) -> float:
@@ -213,7 +213,7 @@ def _search(
 
 
 def _cheapest(options: Options, read: Collection[int], unread: frozenset[int]) -> dict[int, Choice]:
-    """For each operator the cheapest option that reads nothing of ``unread``; empty where one operator has none."""
+    """Cheapest option of each operator that reads nothing of ``unread``; empty where one operator has none."""
     picked: dict[int, Choice] = {}
     for k, choices in options.items():
         left = [c for c in choices if unread.isdisjoint(c.needs)]

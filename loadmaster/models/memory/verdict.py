@@ -1,4 +1,4 @@
-"""What the checker says of a plan: the verdict, and the timeline that it comes from."""
+"""Verdict of the checker on a plan, and the timeline that it comes from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Event:
 
 
 class Moment(NamedTuple):
-    """When bytes are counted: just ``before`` forward operator ``operator`` of a stage, or while an operator runs.
+    """A moment when bytes are counted: just ``before`` forward operator ``operator``, or while an operator runs.
 
     Attributes:
         implementation, in_place: how the operator runs.
@@ -89,7 +89,7 @@ class Check:
     cut_us: float = 0.0
 
     def summary(self) -> dict[str, object]:
-        """What a plan document records of it."""
+        """Summarize the check for the plan document."""
         names = ("ok", "peak_bytes", "peak_at", "time_us", "forward_us", "recompute_us", "backward_us", "stall_us")
         cut = ("cut_us",) if self.cut_us else ()
         return {name: getattr(self, name) for name in (*names, *cut, "recomputed", "offloaded_bytes")}

@@ -1,1 +1,1 @@
-"""What partition is: tensors and operators of a training step, a mesh of GPUs, and how each is split over it."""
+"""Partition: tensors and operators of a training step, a mesh of GPUs, and how each is split over it."""

@@ -3,19 +3,19 @@
 A plan holds when
 
 (P1)  every tensor has a part on every axis, is split into equal units, along dimensions that are of use
-      (:mod:`.classes`), lies nowhere as terms of a sum and, where the problem asks for equal shares of everything, is
-      divided as far as it can be;
+      (:mod:`.classes`), is stored nowhere as terms of a sum and, where the problem asks for equal shares of
+      everything, is divided as far as it can be;
 (P2)  every operator has strategies that it has, by which all its inputs and outputs are split into equal units; where
       the problem asks for equal shares of everything, its work is divided as far as it can be;
-(P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
-      it lies;
+(P3)  every input can be brought from where it is stored to where it is needed, every output from where it is made to
+      where it is stored;
 (P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis; elementwise operators run
-      where their tensors lie, all of which lie alike; copies run where their results lie, which is where their
-      originals lie if nothing may be stored twice;
+      where their tensors are, all of which have one placement; copies run where their results are, which is where
+      their originals are if nothing may be stored twice;
 (P5)  a worker never holds more than its part of the budget. While an operator runs it holds its shares of all tensors
       that live then (what lasts, and what was made and is read now or later), a buffer for every input that is needed
-      otherwise than it lies, and one for every output that is made otherwise than it lies. A copy that lies as its
-      original takes nothing: the two are one; a copy that lies otherwise needs no buffer beside itself.
+      otherwise than it is stored, and one for every output that is made otherwise than it is stored. A copy that is
+      placed as its original takes nothing: the two are one; a copy placed otherwise needs no buffer of its own.
 
 The objective is the bytes that all workers receive, or the time of the step: what operators take on their shares, each
 as long as the slowest worker, and what the redistributions take (:mod:`.traffic`), one after the other. Of parameters
@@ -89,11 +89,11 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the plan holds."""
+        """True if the plan holds."""
         return not self.violations
 
     def summary(self) -> dict[str, object]:
-        """What a plan document records of it."""
+        """Summarize the check for the plan document."""
         names = ("ok", "peak_bytes", "peak_at", "moved_bytes", "transfer_us", "compute_us")
         return {name: getattr(self, name) for name in names}
 
@@ -120,7 +120,7 @@ def check(problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: R
 
 
 class Rules:
-    """What every check of one problem asks: its classes and strategies, and the costs of redistributions."""
+    """Classes and strategies of one problem, and the costs of redistributions: shared by all its checks."""
 
     def __init__(self, problem: PartitionProblem) -> None:
         self.classes, self.traffic = Classes(problem), Traffic(problem.axes)
@@ -167,7 +167,7 @@ class _Checking:
         )
 
     def _budget(self, held: IntArray, needed: IntArray) -> None:
-        """(P5)
+        """Check (P5): no worker holds more than its part of the budget.
 
         Args:
             held: [workers, operators]
@@ -184,7 +184,7 @@ class _Checking:
         return f"operator {n} ({self.problem.operators[n].words})"
 
     def _sizes_agree(self) -> bool:
-        """(P1), (P2): there is something for every tensor and operator, on every axis."""
+        """Check for (P1) and (P2) that every tensor has a part, and every operator a strategy, on every axis."""
         axes = len(self.units)
         for what, found, wanted in (
             ("placements", self.splits.placements, self.problem.tensors),
@@ -201,7 +201,7 @@ class _Checking:
         return not self.wrong
 
     def _placements_hold(self) -> bool:
-        """(P1)"""
+        """Check (P1) for every tensor."""
         for n, (tensor, row) in enumerate(zip(self.problem.tensors, self.splits.placements, strict=True)):
             placement = tuple(map(code, row))
             self.placements.append(placement)
@@ -218,7 +218,7 @@ class _Checking:
         return not self.wrong
 
     def _undivided(self, tensor: Tensor, placement: Placement) -> str:
-        """Which dimension; nothing where it is not there."""
+        """Name the dimensions that do not divide into equal units; empty where the tensor lacks one."""
         if max(placement) >= len(tensor.shape):
             return ""
         counts = enumerate(divided(tensor.shape, placement, self.units))
@@ -231,7 +231,7 @@ class _Checking:
         return worker.held_elements(of.shape, placement) * of.element_bytes
 
     def _operator(self, n: int) -> IntArray:
-        """(P2), (P3): what an operator costs; returns its buffers in bytes, on each of the workers."""
+        """Check (P2) and (P3), and add what an operator costs; returns its buffers in bytes, on each of the workers."""
         operator = self.problem.operators[n]
         every = self.problem.strategies(operator)
         strategies = [every[s] for s in self.splits.strategies[n]]
@@ -257,7 +257,7 @@ class _Checking:
         return buffers
 
     def _ties(self) -> None:
-        """(P4)"""
+        """Check (P4): ties, elementwise operators and copies."""
         classes: tuple[tuple[str, Sequence[Tensor | Operator], Sequence[tuple[str | int, ...]]], ...] = (
             ("tensors", self.problem.tensors, self.splits.placements),
             ("operators", self.problem.operators, self.splits.strategies),
@@ -279,7 +279,7 @@ class _Checking:
                     self.wrong.append(f"{self._name(n)} is {what}, and does not run where its tensors lie")
 
     def _moved(self, side: Side) -> tuple[float, float]:
-        """Bytes and microseconds."""
+        """Bytes and microseconds that the redistribution of one side takes."""
         of, lies = self.problem.tensors[side.tensor], self.placements[side.tensor]
         held, needed = (side.placement, lies) if side.output else (lies, side.placement)
         key = (of.shape, of.element_bytes, held, needed, side.halos)

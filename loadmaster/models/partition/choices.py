@@ -1,10 +1,10 @@
-"""What there is to choose, coarsened ([Wang20] section 3.5.1): variables with few values each, costs on pairs of them.
+"""Choices of a plan, coarsened ([Wang20] section 3.5.1): variables with few values each, costs on pairs of them.
 
 A variable is a class of tensors that have one placement, or a class of operators that have one strategy on every axis
 (:mod:`.classes`): blocks that repeat, time steps, all tensors around an elementwise operator. Every other operator
 makes a pair with each tensor that it needs or makes; the cost of a pair is that of bringing the tensor from where it
-lies to where it is needed, or from where it was made to where it lies (:mod:`.traffic`). A copy makes a pair of its
-original's class and its own. So a plan is an assignment x, and its cost
+is stored to where it is needed, or from where it is made to where it is stored (:mod:`.traffic`). A copy makes a pair
+of its original's class and its own. So a plan is an assignment x, and its cost
 
     sum_v a_v(x_v) + sum_(t,o) b_to(x_t, x_o)
 
@@ -50,7 +50,7 @@ class Choices:
     """A coarsened problem.
 
     Attributes:
-        tensor_of, operator_of: the variable of each; None: an operator that runs where its result lies.
+        tensor_of, operator_of: the variable of each; None: an operator that runs where its result is.
         unary: [states] cost of each variable's states.
         pairs: (tensors, operators), (originals, copies) -> [states, states] cost.
     """
@@ -63,12 +63,12 @@ class Choices:
     pairs: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
 
     def cost(self, chosen: Sequence[int]) -> float:
-        """Of an assignment: a state for each variable."""
+        """Cost of an assignment: a state for each variable."""
         found = sum(float(a[x]) for a, x in zip(self.unary, chosen, strict=True))
         return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.pairs.items())
 
     def add(self, t: int, v: int, cost: FloatArray) -> None:
-        """A cost of a pair, to what it costs already."""
+        """Add a cost to what a pair costs already."""
         self.pairs[t, v] = self.pairs[t, v] + cost if (t, v) in self.pairs else cost
 
     def splits(self, chosen: Sequence[int]) -> Splits:
@@ -87,7 +87,7 @@ class Choices:
 
 
 def _elementwise_strategy(strategies: Sequence[Strategy], part: int) -> int:
-    """The number of the one whose tensors all have that part; -1 where there is none."""
+    """Number of the strategy whose tensors all have that part; -1 for none."""
     wanted = part_of(part)
     for n, strategy in enumerate(strategies):
         if {need.part for need in strategy.inputs} | set(strategy.outputs) == {wanted}:
@@ -99,7 +99,7 @@ def coarsened(problem: PartitionProblem, *, copies_alike: bool = False) -> Choic
     """The variables of a problem, and what they cost.
 
     Args:
-        copies_alike: whether copies lie as their originals.
+        copies_alike: whether copies are placed as their originals.
 
     Raises:
         InputError: tied tensors or operators that have nothing to choose together.
@@ -139,7 +139,7 @@ class _Coarsening:
         return self.problem.tensors[tensor].shape
 
     def _compute(self, found: Choices) -> None:
-        """What operators take, by how they are divided."""
+        """Add the times of operators, by how they are divided."""
         for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
             if v is not None:
                 strategies = self.problem.strategies(operator)
@@ -154,7 +154,7 @@ class _Coarsening:
             found.unary[v] += np.array([operator.worker_us(share) for share in shares])
 
     def _pairs(self, found: Choices) -> None:
-        """Traffic between tensors and operators; members of a pair that are alike are computed once."""
+        """Add the traffic between tensors and operators; equal members of a pair are computed once."""
         alike: Counter[tuple[int, int, int, tuple[int, ...], int, float]] = Counter()
         for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
             if v is not None:
@@ -168,7 +168,7 @@ class _Coarsening:
         self._copies(found)
 
     def _share(self, tensor: int, *, output: bool) -> float:
-        """Of the traffic, what counts."""
+        """Share of the traffic that counts."""
         return exposed(self.problem, tensor, output=output) if self.timed else 1.0
 
     def _copies(self, found: Choices) -> None:
@@ -187,7 +187,7 @@ class _Coarsening:
     def _traffic(
         self, tensors: Variable, operators: Variable, slot: int, shape: tuple[int, ...], element_bytes: int
     ) -> FloatArray:
-        """[placements, strategies]: what it takes to bring one tensor to or from one operator."""
+        """Cost of bringing one tensor to or from one operator: [placements, strategies]."""
         operator = self.problem.operators[operators.members[0]]
         key = (tensors.states, operators.states, operator.signature, slot, shape, element_bytes)
         if key in self._known:

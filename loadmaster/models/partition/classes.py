@@ -1,12 +1,12 @@
-"""What is split alike: classes of tensors, classes of operators, and the placements and strategies each can have.
+"""Classes of tensors and of operators that are split in one way, and the placements and strategies each can have.
 
-Tensors of one tie lie alike, and so do all tensors of an elementwise operator, which runs where they lie. Operators of
-one tie run alike. A copy runs where its result lies; without replicas nothing is stored twice, and it lies as its
-original.
+Tensors of one tie have one placement, and so have all tensors of an elementwise operator, which runs where they are.
+Operators of one tie run in one way. A copy runs where its result is; without replicas nothing is stored twice, and it
+is placed as its original.
 
 A tensor is split only along dimensions by which an operator can make or need one of its class, or a copy of one, or
 what it is a copy of: along others it would have to move for every one of them. Operators that are elementwise can split
-along any and do not count, unless there are no others.
+along any and do not count, unless all are elementwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Classes:
     """The classes of one problem, members ascending.
 
     Args:
-        copies_alike: whether copies lie as their originals even where something may be stored twice.
+        copies_alike: whether copies are placed as their originals even where something may be stored twice.
     """
 
     def __init__(self, problem: PartitionProblem, *, copies_alike: bool = False) -> None:
@@ -37,7 +37,7 @@ class Classes:
 
     @cached_property
     def tensors(self) -> list[tuple[int, ...]]:
-        """Classes of tensors."""
+        """Numbers of the tensors of each class."""
         sets = _Sets(len(self.problem.tensors))
         sets.tie(tensor.tie for tensor in self.problem.tensors)
         alike = self.merged if self._copies_alike else self.elementwise
@@ -55,7 +55,7 @@ class Classes:
 
     @cached_property
     def placements(self) -> list[tuple[Placement, ...]]:
-        """Of each class of tensors.
+        """Placements that each class of tensors can have.
 
         Raises:
             InputError: its members have none in common.
@@ -76,7 +76,7 @@ class Classes:
 
     @cached_property
     def states(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Of each class of operators: numbers of strategies, one for each axis.
+        """States of each class of operators: numbers of strategies, one for each axis.
 
         Raises:
             InputError: its members have none in common.
@@ -93,7 +93,7 @@ class Classes:
         return found
 
     def _useful(self) -> dict[int, frozenset[int]]:
-        """For every tensor the dimensions that are of use to one of its class, their copies and originals."""
+        """Dimensions of each tensor that are of use to one of its class, their copies and originals."""
         dims = self._dimensions()
         sets = _Sets(len(self.problem.tensors))
         for members in (*self.tensors, *self.problem.copied.items()):
@@ -105,7 +105,7 @@ class Classes:
         return found
 
     def _dimensions(self) -> dict[int, set[int]]:
-        """By which an operator that is not elementwise can split each tensor."""
+        """Dimensions along which an operator that is not elementwise can split each tensor."""
         found: dict[int, set[int]] = {}
         for operator, merged in zip(self.problem.operators, self.merged, strict=True):
             if merged:
@@ -119,7 +119,7 @@ class Classes:
 
 
 class _Sets:
-    """Sets that grow together."""
+    """Disjoint sets of numbers that are joined (union-find)."""
 
     def __init__(self, count: int) -> None:
         self._parent = list(range(count))

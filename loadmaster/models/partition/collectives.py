@@ -1,4 +1,4 @@
-"""Which collectives a plan runs: what an executor is held against."""
+"""Collectives that a plan runs: what an executor is held against."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadmaster.models.partition.traffic import Traffic
 
 
 def collectives(problem: PartitionProblem, splits: Splits) -> Counter[str]:
-    """How many of each sort one step runs."""
+    """Number of collectives of each sort that one step runs."""
     traffic = Traffic(problem.axes)
 
     @cache

@@ -1,10 +1,10 @@
 """Gathers that several operators share: what more than one operator of a pass reads gets a copy that they read instead.
 
-A copy may lie otherwise than its original. It is brought there once, before the first of its readers, and lies there
-until the last one has run; the readers pay nothing. Or it lies as its original: then the two are one, and each reader
+A copy may be placed otherwise than its original. It is brought there once, before the first of its readers, and stays
+until the last one has run; the readers pay nothing. Or it is placed as its original: the two are one, and each reader
 brings what it needs, as without a copy. So a problem with copies has every plan that it has without them.
 
-Elementwise operators run where their tensors lie and go on reading the original. Passes have copies of their own:
+Elementwise operators run where their tensors are and go on reading the original. Passes have copies of their own:
 what the backward pass reads is brought again, for between the passes it would take memory.
 
 Example: queries, keys and values are three products of one tensor that is split along the sequence, and need it whole.
@@ -66,7 +66,7 @@ def with_copies(problem: PartitionProblem, backward_from: int) -> PartitionProbl
 
 
 def _readers(problem: PartitionProblem, numbers: Sequence[int]) -> dict[int, list[int]]:
-    """For every tensor the operators that bring it to where they need it."""
+    """Operators that bring each tensor to where they need it."""
     found: dict[int, list[int]] = {}
     for n in numbers:
         operator = problem.operators[n]

@@ -72,7 +72,7 @@ def _check_strategies(problem: PartitionProblem) -> None:
 
 
 def _check_copy(problem: PartitionProblem, n: int) -> None:
-    """A copy is of one tensor of the same shape, whose parts it has."""
+    """Refuse a copy that is not of one tensor of the same shape, with the same parts."""
     operator = problem.operators[n]
     signature = problem.signatures[operator.signature]
     tensors = [problem.tensors[t] for t in (*operator.inputs, *operator.outputs)]

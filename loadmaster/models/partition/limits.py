@@ -14,7 +14,7 @@ from loadmaster.solvers.program import IntArray
 
 
 def over_time(problem: PartitionProblem, sizes: Sequence[int]) -> IntArray:
-    """[operators] the bytes of all tensors that live then, each of so many."""
+    """Bytes of all tensors that live during each operator, [operators], each tensor of its size in ``sizes``."""
     changes = np.zeros(len(problem.operators) + 1, dtype=np.int64)
     for size, (first, last) in zip(sizes, lives(problem), strict=True):
         changes[first] += size
@@ -23,20 +23,20 @@ def over_time(problem: PartitionProblem, sizes: Sequence[int]) -> IntArray:
 
 
 def whole_over_time(problem: PartitionProblem) -> IntArray:
-    """[operators] the bytes of all tensors that live then, undivided; copies lie as their originals."""
+    """Bytes of all tensors that live during each operator, undivided: [operators]. Copies are placed as originals."""
     sizes = [0 if n in problem.copied else tensor.size_bytes for n, tensor in enumerate(problem.tensors)]
     return over_time(problem, sizes)
 
 
 def whole_bytes(problem: PartitionProblem) -> int:
-    """What the step takes on one GPU that does all of it."""
+    """Bytes that the step takes on one GPU that does all of it."""
     return int(whole_over_time(problem).max())
 
 
 def least_bytes(problem: PartitionProblem) -> int:
     """The budget for what a worker holds if every tensor is divided as far as it can be: no plan takes less."""
     mesh = Mesh(problem.axes)
-    # A copy can lie as its original.
+    # A copy can be placed as its original.
     shapes = {n: tensor.shape for n, tensor in enumerate(problem.tensors) if n not in problem.copied}
     least = 0
     for worker in mesh.fullest:
@@ -50,12 +50,12 @@ def least_bytes(problem: PartitionProblem) -> int:
 
 
 def least_us(problem: PartitionProblem) -> float:
-    """What no step takes less than: every operator's work divided along every axis that makes it quicker."""
+    """Lower bound on the time of a step: all work divided along every axis that makes it quicker."""
     share = math.prod(min(axis.slowest[False], axis.slowest[True] / axis.units) for axis in problem.axes)
     return sum(operator.worker_us(share) for operator in problem.operators)
 
 
 def spread(problem: PartitionProblem, count: int) -> list[int]:
-    """``count`` budgets from the least to what is enough for the whole on every worker, ascending, evenly spread."""
+    """Spread ``count`` budgets evenly from the least to what is enough for the whole on every worker, ascending."""
     most = whole_bytes(problem) / min(worker.memory_factor for worker in Mesh(problem.axes).workers)
     return sorted({int(b) for b in np.linspace(least_bytes(problem), most, count)})

@@ -18,7 +18,7 @@ _FLAGS = (
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
-    """``--mesh`` and what says more of it."""
+    """Add ``--mesh`` and the flags that say more of it."""
     parser.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
     for name, example, words in _FLAGS:
         parser.add_argument(_flag(name), metavar=example, help=words)

@@ -1,6 +1,6 @@
 """Meshes as people write them: ``2x4``, with a rate and a latency for each axis, or a topology that says both.
 
-Where GPUs are not alike, they say what each can do.
+Where GPUs are not equal, they say what each can do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadmaster.models.topologies.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-# What one GPU receives from its peers of one host over NVSwitch, and what a collective takes beside its bytes.
+# What one GPU receives from its peers of one host over NVSwitch, and what a collective takes apart from its bytes.
 GBPS, LATENCY_US = 350.0, 20.0
 _MOST_AXES = 4
 _N = TypeVar("_N", int, float)
@@ -44,10 +44,10 @@ def mesh(
         text: workers along each axis: ``8``, ``2x4``.
         gbps, latency_us: a number for each axis, with commas between, or one for all.
         topology: whose links say what is not given of these: the name of one, or one of your own. Hosts come first.
-        speeds: how fast GPUs compute, beside those whose times operators have: for each axis a number for each place on
-            it, with commas between, or one for all of them: ``1x2,2,1,1``.
+        speeds: how fast GPUs compute, compared with those whose times operators have: for each axis a number for each
+            place on it, with commas between, or one for all of them: ``1x2,2,1,1``.
         weights: in the same way, whole numbers to which shares are proportional. None: small ones that balance speeds.
-        memory: in the same way, how much GPUs have beside each other: the budget is that of the largest.
+        memory: in the same way, how much GPUs have compared with each other: the budget is that of the largest.
         called: what errors call these.
 
     Raises:
@@ -73,7 +73,7 @@ def mesh(
 
 
 def _places(text: str | None, field: str, sizes: Sequence[int], number: Callable[[str], _N]) -> list[tuple[_N, ...]]:
-    """For each axis a number for each place on it; none where all are alike."""
+    """Numbers for the places on each axis; none where all are equal."""
     if text is None:
         return [()] * len(sizes)
     shown = "x".join(",".join("1" for _ in range(size)) for size in sizes)
@@ -112,12 +112,12 @@ def _balanced(speeds: Sequence[float], field: str) -> tuple[int, ...]:
 
 
 def _unequal(given: tuple[_N, ...]) -> tuple[_N, ...]:
-    """These, where they differ."""
+    """Return the numbers if they differ, otherwise none."""
     return given if len(set(given)) > 1 else ()
 
 
 def tell_of_inputs(shapes: Iterable[Sequence[int]], axes: Sequence[Axis]) -> None:
-    """Say which axes cannot split the batch, though it may be split along others."""
+    """Warn of axes that cannot split the batch, though it may be split along others."""
     for shape in dict.fromkeys(map(tuple, shapes)):
         for axis in axes:
             if shape and shape[0] % axis.units:
@@ -127,7 +127,7 @@ def tell_of_inputs(shapes: Iterable[Sequence[int]], axes: Sequence[Axis]) -> Non
 
 
 def _rings(given: str | Topology, sizes: list[int], field: str) -> list[Ring]:
-    """Of a named topology with as many hosts as the mesh has, or of one host's first GPUs."""
+    """Rings of a named topology with as many hosts as the mesh has, or of one host's first GPUs."""
     count = math.prod(sizes)
     if isinstance(given, str):
         of_host = next((entry.ranks_per_node for entry in catalogue() if entry.name == given), 1)

@@ -1,4 +1,4 @@
-"""What one worker holds while one operator runs, by what is chosen: the rows that a budget makes.
+"""Bytes that one worker holds while one operator runs, by what is chosen: the rows that a budget makes.
 
 Where workers have different parts of the budget, bytes are those of the budget that a worker needs for what it holds.
 """
@@ -26,8 +26,8 @@ class Moment:
     Attributes:
         worker: that holds them.
         shares: variable -> [states] of the tensors that live then.
-        buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it lies;
-            (originals, copies) -> [states, states] of copies that live then and lie otherwise.
+        buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it is
+            stored; (originals, copies) -> [states, states] of copies that live then and are placed otherwise.
     """
 
     operator: int
@@ -36,13 +36,13 @@ class Moment:
     buffers: dict[tuple[int, int], FloatArray]
 
     def bytes_of(self, chosen: Sequence[int]) -> float:
-        """Of an assignment."""
+        """Bytes that an assignment takes."""
         found = sum(float(held[chosen[v]]) for v, held in self.shares.items())
         return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.buffers.items())
 
 
 def in_units(least: float, moments: Sequence[Moment]) -> int:
-    """The least number of bytes that any of some moments can take and that is no less than that.
+    """Least number of bytes, from ``least`` on, that any of some moments can take.
 
     Sizes are multiples of some unit, and so are their sums; parts of a budget may be of fractions of a byte.
     """
@@ -69,7 +69,7 @@ class Memory:
         self._held: dict[tuple[int, Worker, tuple[int, ...], int], FloatArray] = {}
 
     def moments(self, n: int) -> list[Moment]:
-        """While operator n runs, of each of the workers."""
+        """Moments of each of the workers while operator n runs."""
         return [self._moment(n, worker) for worker in self.workers]
 
     def _moment(self, n: int, worker: Worker) -> Moment:
@@ -89,12 +89,12 @@ class Memory:
 
     @cached_property
     def whole_bytes(self) -> IntArray:
-        """[operators] of all tensors that live then, undivided."""
+        """Bytes of all tensors that live during each operator, undivided: [operators]."""
         return whole_over_time(self.problem)
 
     @cached_property
     def least_bytes(self) -> IntArray:
-        """[operators] one worker holds at least: every class of tensors as divided as it can be."""
+        """Least bytes of a worker during each operator, [operators]: every class of tensors as divided as it can be."""
         found = []
         for worker in self.workers:
             held = [
@@ -115,7 +115,7 @@ class Memory:
         return self._held[key]
 
     def _copied(self, copy: int, v_original: int, v_copy: int, worker: Worker) -> FloatArray:
-        """[states of the original, states of the copy]"""
+        """Bytes of a copy on a worker, [states of the original, states of the copy]."""
         lie, copied = (self.choices.variables[v].states for v in (v_original, v_copy))
         return np.array([[copied_bytes(self.problem, copy, b, a, worker) for b in copied] for a in lie], dtype=float)
 

@@ -28,12 +28,12 @@ Placement = tuple[int, ...]
 
 @cache
 def code(part: Part) -> int:
-    """``S2`` as 2."""
+    """Number of a part: ``S2`` is 2."""
     return {"R": WHOLE, "P": TERM}.get(part) if part in "RP" else int(part[1:])  # type: ignore[return-value]
 
 
 def part_of(code: int) -> Part:
-    """2 as ``S2``."""
+    """Part of a number: 2 is ``S2``."""
     return {WHOLE: "R", TERM: "P"}.get(code, f"S{code}")
 
 
@@ -53,11 +53,11 @@ class Worker:
 
     @property
     def fractions(self) -> list[Fraction]:
-        """What one has of what is split along each axis."""
+        """Share that such a worker has of what is split along each axis."""
         return [Fraction(share, units) for share, units in zip(self.shares, self.units, strict=True)]
 
     def share_shape(self, shape: Sequence[int], placement: Sequence[int]) -> list[int]:
-        """What one holds of a tensor of that shape."""
+        """Shape of what such a worker holds of a tensor."""
         found = list(shape)
         for part, share, units in zip(placement, self.shares, self.units, strict=True):
             if part >= 0:
@@ -65,12 +65,12 @@ class Worker:
         return found
 
     def held_elements(self, shape: Sequence[int], placement: Sequence[int]) -> int:
-        """Of one of them."""
+        """Number of elements that such a worker holds of a tensor."""
         return math.prod(self.share_shape(shape, placement))
 
 
 def divided(shape: Sequence[int], placement: Sequence[int], units: Sequence[int]) -> list[int]:
-    """Into how many units each dimension is split."""
+    """Number of units into which each dimension is split."""
     found = [1] * len(shape)
     for part, count in zip(placement, units, strict=True):
         if part >= 0:
@@ -79,7 +79,7 @@ def divided(shape: Sequence[int], placement: Sequence[int], units: Sequence[int]
 
 
 def divides(shape: Sequence[int], placement: Sequence[int], units: Sequence[int]) -> bool:
-    """Whether every dimension that is split exists and has equal units.
+    """Return whether every dimension that is split exists and has equal units.
 
     Args:
         units: of each axis.
@@ -98,8 +98,8 @@ def possible(
     Args:
         units: of each axis.
         dims: that may be split; None: all of them.
-        replicas: whether it may lie whole on several workers. Without, only the most divided ones are left: those
-            of the smallest units.
+        replicas: whether it may be stored whole on several workers. Without, only the most divided ones are left:
+            those of the smallest units.
     """
     parts = [*(d for d in range(len(shape)) if dims is None or d in dims), WHOLE]
     found = tuple(p for p in itertools.product(parts, repeat=len(units)) if divides(shape, p, units))
@@ -118,42 +118,44 @@ class Mesh:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Workers along each axis."""
+        """Number of workers along each axis."""
         return tuple(axis.size for axis in self.axes)
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Of each axis."""
+        """Number of units along each axis."""
         return tuple(axis.units for axis in self.axes)
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all shares are equal."""
+        """True if all shares are equal."""
         return all(axis.is_even for axis in self.axes)
 
     @cached_property
     def places(self) -> IntArray:
-        """[workers, axes]"""
+        """Place of every worker on each axis, [workers, axes]."""
         return np.array(list(itertools.product(*map(range, self.sizes))), dtype=np.int64)
 
     def worker(self, place: Sequence[int]) -> Worker:
-        """At a place on every axis."""
+        """The worker at a place on every axis."""
         return self._worker([_held(axis)[n] for axis, n in zip(self.axes, place, strict=True)])
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
-        """All that are unequal."""
+        """All unequal workers, each once."""
         return self._product([list(dict.fromkeys(_held(axis))) for axis in self.axes])
 
     @cached_property
     def fullest(self) -> tuple[Worker, ...]:
-        """Those without which any other one keeps the budget, too: no others have as much and no more memory. What one
-        holds grows with its share along every axis, whatever the other axes."""
+        """Workers that keep the budget only if all others do: no other has as much and no more memory.
+
+        What one holds grows with its share along every axis, whatever the other axes.
+        """
         return self._product([_undominated(dict.fromkeys(_held(axis))) for axis in self.axes])
 
     @cached_property
     def largest(self) -> Worker:
-        """With the largest share along every axis."""
+        """A worker with the largest share along every axis."""
         return self._worker([(max(axis.shares), 1.0) for axis in self.axes])
 
     def _product(self, by_axis: Sequence[Sequence[tuple[int, float]]]) -> tuple[Worker, ...]:
@@ -165,7 +167,7 @@ class Mesh:
     def regions(
         self, shape: Sequence[int], placements: Iterable[Sequence[int]], halos: Sequence[tuple[int, int, int]] = ()
     ) -> IntArray:
-        """[placements, workers, dimensions, 2]: from which element to before which each worker holds each dimension.
+        """First and end of the elements that each worker holds of each dimension, [placements, workers, dimensions, 2].
 
         Args:
             halos: (dimension, before, after): so many elements beyond the own share, where the tensor has them.
@@ -201,12 +203,12 @@ class Mesh:
 
 
 def _held(axis: Axis) -> list[tuple[int, float]]:
-    """(units, part of the budget) of each place."""
+    """Units, and the part of the budget, of each place on an axis."""
     return [*zip(axis.shares, axis.memory_factors or (1.0,) * axis.size, strict=True)]
 
 
 def _undominated(held: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Where no other place has as many units and as little memory."""
+    """Pairs of ``held`` that no other dominates with as many units and as little memory."""
     every = list(held)
     return [
         (share, factor)

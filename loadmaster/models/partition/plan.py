@@ -23,7 +23,7 @@ CHECKED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A tensor moves between what an operator makes or needs and where it lies.
+    """The move of a tensor between where it is stored and what an operator makes or needs.
 
     Attributes:
         output: whether the operator makes it; if not, it needs it.
@@ -42,7 +42,7 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class Splits:
-    """What is chosen.
+    """The choices of a plan.
 
     Attributes:
         placements: for every tensor its part on every axis.
@@ -55,7 +55,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists, and what to relax.
+    """The reason why no plan exists, and what to relax.
 
     Attributes:
         minimum_budget_bytes: no plan exists below this (proved).

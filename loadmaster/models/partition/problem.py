@@ -35,7 +35,7 @@ Part = Annotated[str, Bounds(pattern=r"^(R|P|S[0-9])$")]
 Extent = Annotated[int, Bounds(ge=1, le=1 << 40)]
 Role = Literal["input", "parameter", "gradient", "state", "activation"]
 
-# What lies in memory for the whole step. Everything else lives from the operator that makes it to its last reader.
+# What is in memory for the whole step. Everything else lives from the operator that makes it to its last reader.
 LASTING = frozenset({"input", "parameter", "state"})
 
 
@@ -47,7 +47,7 @@ class Axis:
     Attributes:
         size: workers along it.
         gbps: what each of them receives over it, GB/s (1e9 bytes per second).
-        latency_us: what every collective along it takes beside its bytes.
+        latency_us: what every collective along it takes apart from its bytes.
         weights: for each place on it, of how many of their sum the worker there has a share; empty: equal shares.
         speeds: for each place, how fast a worker computes; operators' times are those of speed 1. Empty: all 1.
         memory_factors: for each place, the part of the budget that a worker has; the largest is 1. Empty: all 1.
@@ -65,23 +65,23 @@ class Axis:
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """For each place the units that the worker there has of what is split: weights without a common divisor."""
+        """Units that the worker at each place has of what is split: weights without a common divisor."""
         divisor = math.gcd(*self.weights)
         return tuple(weight // divisor for weight in self.weights) or (1,) * self.size
 
     @cached_property
     def units(self) -> int:
-        """Into how many equal ones a dimension that is split along it must divide."""
+        """Number of equal units into which a dimension that is split along the axis must divide."""
         return sum(self.shares)
 
     @property
     def is_even(self) -> bool:
-        """Whether all shares are equal."""
+        """True if all shares are equal."""
         return self.units == self.size
 
     @cached_property
     def slowest(self) -> tuple[float, float]:
-        """What the slowest worker does, over its speed: all of the work, and its units where that is divided."""
+        """Work of the slowest worker over its speed: all of the work, and its units where that is divided."""
         speeds = self.speeds or (1.0,) * self.size
         return 1 / min(speeds), max(share / speed for share, speed in zip(self.shares, speeds, strict=True))
 
@@ -105,13 +105,13 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole."""
+        """Bytes of the whole tensor."""
         return math.prod(self.shape) * self.element_bytes
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a strategy needs of an input.
+    """The part of an input that a strategy needs.
 
     Attributes:
         before, after: where it is split, so many elements beyond the own share on each side: a halo.
@@ -126,7 +126,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How an operator runs on one axis.
+    """One way to run an operator on one axis.
 
     Attributes:
         name: of what is split: an index of the output, or one that is summed over.
@@ -152,7 +152,7 @@ class Signature:
     Attributes:
         elementwise: every output element needs the same element of every input, and of nothing else.
         copy: its one output is its input, brought to where several operators need it (:mod:`.copies`). It runs where
-            its output lies; where that is where its input lies, the two are one.
+            its output is stored; where its input is stored there too, the two are one.
     """
 
     leave_out_defaults: ClassVar = True
@@ -167,7 +167,7 @@ class Signature:
 class Operator:
     """One operator of the step.
 
-    An input that it updates in place (a parameter, by an optimizer) is no output: it keeps its placement.
+    An input that it updates in place (a parameter, by an optimizer) is not an output: it keeps its placement.
 
     Attributes:
         signature: its number in the problem's list.
@@ -190,7 +190,7 @@ class Operator:
     source: str | None = None
 
     def worker_us(self, share: float) -> float:
-        """What a worker of speed 1 takes that does such a share of the work."""
+        """Time of a worker of speed 1 that does such a share of the work."""
         return self.launch_us + share * (self.time_us - self.launch_us)
 
     @property
@@ -205,8 +205,8 @@ class PartitionProblem(ShownProblem):
 
     Attributes:
         objective: ``bytes`` that all workers receive together, or ``time`` of the step.
-        replicas: whether tensors may lie whole on several workers. Without, every worker stores its share of every
-            tensor that can be divided, as in [Wang20].
+        replicas: whether tensors may be stored whole on several workers. Without, every worker stores its share of
+            every tensor that can be divided, as in [Wang20].
         overlap: how much of a gathered parameter's or a summed gradient's time is hidden behind kernels; None: nothing.
         budget_bytes: memory of one worker, of the largest where they are unequal; None: to be given at planning time.
     """
@@ -228,17 +228,17 @@ class PartitionProblem(ShownProblem):
 
     @property
     def unit(self) -> str:
-        """Of objectives."""
+        """Unit of objectives, ``bytes`` or ``us``."""
         return "bytes" if self.objective == "bytes" else "us"
 
     @property
     def workers(self) -> int:
-        """Of the mesh."""
+        """Number of workers of the mesh."""
         return math.prod(axis.size for axis in self.axes)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large it is, for a person who waits for its plan."""
+        """Size of the problem, for a person who waits for its plan."""
         return {"operators": len(self.operators), "tensors": len(self.tensors), "workers": self.workers}
 
     @cached_property
@@ -247,17 +247,17 @@ class PartitionProblem(ShownProblem):
         return {o.outputs[0]: o.inputs[0] for o in self.operators if self.is_copy(o)}
 
     def is_copy(self, operator: Operator) -> bool:
-        """Whether its result is its input, brought elsewhere."""
+        """Return whether an operator's result is its input, brought elsewhere."""
         return self.signatures[operator.signature].copy
 
     def original(self, tensor: int) -> int:
-        """What a tensor is a copy of, at last; itself where it is none."""
+        """The tensor that a tensor is a copy of, at last; itself if it is not a copy."""
         while tensor in self.copied:
             tensor = self.copied[tensor]
         return tensor
 
     def strategies(self, operator: Operator) -> tuple[Strategy, ...]:
-        """Those of its signature, and the one by which every worker does all of it."""
+        """Strategies of an operator's signature, and the one by which every worker does all of it."""
         whole = Strategy("whole", (Need("R"),) * len(operator.inputs), ("R",) * len(operator.outputs), divides=False)
         return (*self.signatures[operator.signature].strategies, whole)
 

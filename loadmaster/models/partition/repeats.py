@@ -1,6 +1,6 @@
-"""Blocks that repeat, found in a graph: operators around which everything is alike run alike, their tensors lie alike.
+"""Blocks that repeat, found in a graph: operators with equal surroundings run in one way, with equal placements.
 
-Two operators are alike when they are of one sort, on tensors of the same shapes, and so are the operators that they
+Two operators are equal when they are of one sort, on tensors of the same shapes, and so are the operators that they
 read from and are read by, the ones beyond those, and so on for ``ROUNDS`` steps (colour refinement; Weisfeiler and
 Leman, 1968). In a network of equal layers, that is the same operator in every layer but the first and the last few.
 Ties make plans smaller to search, and as good wherever the best plan treats equal layers equally.
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from loadmaster.models.partition.problem import PartitionProblem
 
-# Fewer tie what only looks alike, more leave more of the first and last layers by themselves.
+# Fewer tie what only looks equal, more leave more of the first and last layers by themselves.
 ROUNDS = 6
 
 
@@ -61,6 +61,6 @@ def _numbered(keys: Sequence[object]) -> list[int]:
 
 
 def _ties(colours: Sequence[int]) -> list[str | None]:
-    """A name for every colour that more than one has."""
+    """Name of each colour that more than one has; None for the others."""
     counts = Counter(colours)
     return [f"alike{colour}" if counts[colour] > 1 else None for colour in colours]

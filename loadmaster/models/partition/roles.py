@@ -1,7 +1,7 @@
-"""What an axis of a mesh is for, where a model's own modules are split.
+"""Roles of the axes of a mesh, where a model's own modules are split.
 
-``replicate``   batches are divided, parameters lie whole: their gradients are summed
-``shard``       batches are divided, and parameters where they lie
+``replicate``   batches are divided, parameters are stored whole: their gradients are summed
+``shard``       batches are divided, and parameters where they are stored
 ``tensor``      parameters are divided, and what is computed with them
 """
 
@@ -16,7 +16,7 @@ Role = Literal["replicate", "shard", "tensor"]
 
 
 def roles_of(problem: PartitionProblem, splits: Splits) -> tuple[Role, ...]:
-    """Of every axis: it divides batches where an input of the step is divided along it."""
+    """Role of every axis: it divides batches where an input of the step is divided along it."""
     placed = list(zip(problem.tensors, splits.placements, strict=True))
     found: list[Role] = []
     for axis in range(len(problem.axes)):

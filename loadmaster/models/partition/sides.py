@@ -1,4 +1,4 @@
-"""What operators need and make under a strategy for each axis, which strategies they can have, when tensors live."""
+"""Sides of operators under a strategy for each axis: what they need and make; their strategies; lives of tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadmaster.models.partition.traffic import Halos
 
 @dataclass(frozen=True)
 class Side:
-    """What an operator needs of one input, or makes of one output."""
+    """One input as an operator needs it, or one output as it makes it."""
 
     tensor: int
     placement: Placement
@@ -24,7 +24,7 @@ class Side:
 
 
 def sides(operator: Operator, strategies: Sequence[Strategy]) -> Iterator[Side]:
-    """What an operator needs and makes under one strategy for each axis."""
+    """Yield what an operator needs and makes under one strategy for each axis."""
     for slot, tensor in enumerate(operator.inputs):
         needs = [strategy.inputs[slot] for strategy in strategies]
         halos = {(code(need.part), need.before, need.after) for need in needs if need.before or need.after}
@@ -34,7 +34,7 @@ def sides(operator: Operator, strategies: Sequence[Strategy]) -> Iterator[Side]:
 
 
 def work_share(axes: Sequence[Axis], divides: Iterable[bool]) -> float:
-    """What the slowest worker does of an operator's work, over its speed.
+    """Work of the slowest worker on an operator, over its speed.
 
     Args:
         divides: whether the work is divided along each axis.
@@ -47,8 +47,10 @@ def work_share(axes: Sequence[Axis], divides: Iterable[bool]) -> float:
 
 
 class StrategyStates:
-    """Which strategies, one for each axis, an operator can have: those whose units are all equal. Without replicas,
-    those of them that divide the work most."""
+    """Strategies, one for each axis, that an operator can have: those whose units are all equal.
+
+    Without replicas, those of them that divide the work most.
+    """
 
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem, self.units = problem, [axis.units for axis in problem.axes]
@@ -64,7 +66,7 @@ class StrategyStates:
 
     def _possible(self, operator: Operator, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         every = self.problem.strategies(operator)
-        # No tensor lies as terms of a sum, so what needs terms never runs.
+        # No tensor is stored as terms of a sum, so what needs terms never runs.
         can_run = [n for n, strategy in enumerate(every) if all(need.part != "P" for need in strategy.inputs)]
         states = np.array(list(itertools.product(can_run, repeat=len(self.units))))
         parts = np.array([[code(p) for p in (*(n.part for n in s.inputs), *s.outputs)] for s in every])
@@ -84,7 +86,7 @@ class StrategyStates:
 
 
 def lives(problem: PartitionProblem) -> list[tuple[int, int]]:
-    """For every tensor the first and the last operator while which it lies in memory: as long as its copies do."""
+    """First and last operator during which each tensor is in memory: as long as its copies are."""
     count = len(problem.operators)
     made, read = [0] * len(problem.tensors), [-1] * len(problem.tensors)
     for n, operator in enumerate(problem.operators):
@@ -101,15 +103,15 @@ def lives(problem: PartitionProblem) -> list[tuple[int, int]]:
 
 
 def runs_where_its_tensors_lie(problem: PartitionProblem, operator: Operator) -> bool:
-    """Whether it is elementwise, over tensors of one shape: then it has no strategy of its own."""
+    """Return whether an operator is elementwise, over tensors of one shape: then it has no strategy of its own."""
     shapes = {problem.tensors[t].shape for t in (*operator.inputs, *operator.outputs)}
     return problem.signatures[operator.signature].elementwise and len(shapes) == 1
 
 
 def exposed(problem: PartitionProblem, tensor: int, *, output: bool) -> float:
-    """Of the time of a redistribution, what the step waits for.
+    """Part of a redistribution's time that the step waits for.
 
-    What lies in memory from the beginning can be brought while earlier operators run, and a gradient while later ones
+    What is in memory from the beginning can be brought while earlier operators run, and a gradient while later ones
     do: no operator of its pass makes the one or reads the other. Workers of unequal shares bring nothing early.
     """
     role = problem.tensors[problem.original(tensor)].role
@@ -121,7 +123,7 @@ def exposed(problem: PartitionProblem, tensor: int, *, output: bool) -> float:
 def copied_bytes(
     problem: PartitionProblem, copy: int, lies: Placement, original_lies: Placement, worker: Worker
 ) -> int:
-    """What one worker holds of a copy: nothing where it lies as its original."""
+    """Bytes that one worker holds of a copy: none where it is placed as its original."""
     if lies == original_lies:
         return 0
     tensor = problem.tensors[copy]

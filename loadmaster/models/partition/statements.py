@@ -1,4 +1,4 @@
-"""What partition plans state beside their splits: what moves, and why there is no plan."""
+"""Statements of partition plans apart from their splits: what moves, and why no plan exists."""
 
 from __future__ import annotations
 

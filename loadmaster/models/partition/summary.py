@@ -1,4 +1,4 @@
-"""What a step consists of before it is split: what one GPU would need, by role, and the mesh."""
+"""Summary of a step before it is split: what one GPU would need, by role, and the mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 
 def summary(problem: PartitionProblem) -> Summary:
-    """What there is to say before anything is planned."""
+    """Summarize a step before anything is planned."""
     whole, least = whole_bytes(problem), least_bytes(problem)
     compute_us = sum(operator.time_us for operator in problem.operators)
     by_role: dict[str, int] = defaultdict(int)

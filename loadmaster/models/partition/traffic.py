@@ -1,13 +1,13 @@
-"""What it costs to bring a tensor from one placement to another: the one rule that checker and formulations share.
+"""Costs of bringing a tensor from one placement to another: the one rule that checker and formulations share.
 
 Bytes. A worker needs a region N of the tensor and holds a region H of it. It receives what it lacks: |N| - |N and H|.
-Where the tensor lies as terms of a sum over k workers, it needs the region of every term and holds its own:
+Where the tensor is stored as terms of a sum over k workers, it needs the region of every term and holds its own:
 k |N| - |N and H|. Where r of those workers end with the same region, each adds up a share of it and they exchange the
 shares ([Wang20] section 3.6):
 
     (k |N| - |N and H|) / r + |N| (1 - 1/r)
 
-For k = r = 2 and everything else alike that is |N|: an all-reduce. Bytes of all workers are added up.
+For k = r = 2 and everything else equal that is |N|: an all-reduce. Bytes of all workers are added up.
 
 Time. A redistribution is a path of collectives along one axis each, the shortest one. With k workers on the axis, b the
 bytes that each of them holds before, l the latency of the axis and B its bandwidth:
@@ -57,7 +57,7 @@ class Hop(NamedTuple):
 
     @property
     def collective(self) -> str | None:
-        """Its name; None where each worker keeps a share of what it has."""
+        """Name of the collective; None where each worker keeps a share of what it has."""
         if self.part == WHOLE:
             return None
         if self.part == TERM:
@@ -67,13 +67,13 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Costs on one mesh."""
+    """Costs of redistributions on one mesh."""
 
     axes: tuple[Axis, ...]
 
     @cached_property
     def mesh(self) -> Mesh:
-        """Its workers."""
+        """Mesh of the axes, with its workers."""
         return Mesh(self.axes)
 
     def received_bytes(
@@ -84,7 +84,7 @@ class Traffic:
         needed: Sequence[Placement],
         halos: Halos = (),
     ) -> FloatArray:
-        """[held, needed]: what all workers receive together; infinite where a sum would have to be taken apart.
+        """Bytes that all workers receive together, [held, needed]; infinite where a sum would have to be taken apart.
 
         Args:
             halos: of the needed placements.
@@ -101,7 +101,7 @@ class Traffic:
     def _sums(
         self, held: Sequence[Placement], needed: Sequence[Placement]
     ) -> tuple[FloatArray, FloatArray, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
-        """[held, needed] each: terms to add up, workers that end with the same sum, whether it can be done."""
+        """Terms to add up, workers that end with the same sum, and whether it can be done: each [held, needed]."""
         have, want = np.array(held)[:, None, :], np.array(needed)[None, :, :]
         sizes = np.array(self.mesh.sizes, dtype=float)
         added = (have == TERM) & (want != TERM)
@@ -117,7 +117,7 @@ class Traffic:
         needed: Sequence[Placement],
         halos: Halos = (),
     ) -> FloatArray:
-        """[held, needed]: microseconds of the shortest path; infinite where there is none."""
+        """Microseconds of the shortest path, [held, needed]; infinite where none leads there."""
         paths = self._paths(tuple(shape), element_bytes)
         number = paths.number
         rows, columns = [number[p] for p in held], [number[p] for p in needed]
@@ -173,7 +173,7 @@ class _Paths:
         self.times_us = _shortest(steps)
 
     def hops(self, held: Placement, needed: Placement) -> list[Hop]:
-        """From step to step, each the first of a shortest path."""
+        """Hops of a shortest path, each the first step of the path that is left."""
         placements = list(self.number)
         at, end = self.number[held], self.number[needed]
         found: list[Hop] = []
@@ -190,7 +190,7 @@ class _Paths:
         return found
 
     def _last(self, placement: Placement, axis: int, to: Placement) -> bool:
-        """Whether no later axis splits the dimension that this one leaves, or the one that it joins."""
+        """Return whether no later axis splits the dimension that this one leaves, or the one that it joins."""
         later = placement[axis + 1 :]
         return not any(part >= 0 and part in later for part in (placement[axis], to[axis]))
 
@@ -214,7 +214,7 @@ class _Paths:
 
 
 def _shortest(steps: FloatArray) -> FloatArray:
-    """Least sums along paths, [from, to], of steps [from, to] that are infinite where there is none.
+    """Least sums along paths, [from, to], of steps [from, to] that are infinite where none exists.
 
     From each placement only few steps lead on: a path begins with one of them, and goes on along a shorter one.
     """

@@ -134,13 +134,13 @@ def _flow(b: ProgramBuilder, pair: Pair, costs: FloatArray, moments: Sequence[Mo
 
 
 def one_state(b: ProgramBuilder, states: Sequence[IntArray]) -> None:
-    """(T1)"""
+    """Add (T1): every class has one state."""
     terms = [(np.full(len(columns), v), columns, 1.0) for v, columns in enumerate(states)]
     b.rows("one_state", len(states), terms, lower=1.0, upper=1.0)
 
 
 def from_tensors(b: ProgramBuilder, states: Sequence[IntArray], flows: dict[Pair, Flow]) -> None:
-    """(T2)"""
+    """Add (T2): what leaves a set of states is what the class of tensors has there."""
     for (t, o), flow in flows.items():
         cells = np.array(list(flow.cells.values()), dtype=np.int64)
         rows = np.array([r for r, _ in flow.cells], dtype=np.int64)
@@ -149,7 +149,7 @@ def from_tensors(b: ProgramBuilder, states: Sequence[IntArray], flows: dict[Pair
 
 
 def to_operators(b: ProgramBuilder, states: Sequence[IntArray], flows: dict[Pair, Flow]) -> None:
-    """(T3)"""
+    """Add (T3): what arrives in a set of states is what the class of operators has there."""
     for (t, o), flow in flows.items():
         cells = np.array(list(flow.cells.values()), dtype=np.int64)
         columns = np.array([c for _, c in flow.cells], dtype=np.int64)
@@ -165,7 +165,7 @@ def fits_the_budget(
     budget_bytes: int,
     needed: IntArray | None = None,
 ) -> None:
-    """(T4), with z M for M where the budget is to be found."""
+    """Add (T4), with z M for M where the budget is to be found."""
     rows = b.row_list("fits_the_budget")
     for moment in moments:
         columns: list[int] = []
@@ -198,7 +198,7 @@ def cover(moment: Moment, chosen: Sequence[int]) -> Cover:
 
 
 def covered(b: ProgramBuilder, states: Sequence[IntArray], covers: Sequence[Cover]) -> None:
-    """(T5)"""
+    """Add (T5): no assignment has a state in every set of a cover."""
     rows = b.row_list("covered")
     for one in covers:
         columns = [column for v, of in one.items() for column in states[v][of].tolist()]

@@ -1,6 +1,6 @@
 """Views of a tensor, and what a split of the view is on the tensor itself.
 
-A view is a chain of stages. A stage cuts every dimension into *factors*, orders them anew, spreads some that have one
+A view is a chain of stages. A stage cuts every dimension into *factors*, reorders them, spreads some that have one
 element, and joins them to dimensions again; or it takes a slice of one dimension. A *cut* of a dimension says which
 part of it is split: the dimension is seen as (outer, split, inner), outer x split x inner elements.
 
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """Which part of a dimension is split.
+    """The part of a dimension that is split.
 
     Attributes:
         outer: elements of the dimension's factors before that part.
@@ -32,7 +32,7 @@ class Cut:
     unit: int = 0
 
     def at(self, dim: int, outer: int, extent: int) -> Cut:
-        """The same split, on another tensor, where the part has that extent."""
+        """Move the split to another tensor, where the part has that extent."""
         return Cut(dim, outer, math.gcd(self.unit, extent))
 
 
@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def shape(self) -> Shape:
-        """Of the view."""
+        """Shape of the view after this stage."""
         found = [math.prod(f.extent for f in row) for row in self.rows]
         if self.kept is not None:
             dim, *bounds = self.kept
@@ -102,12 +102,12 @@ class View:
 
     @property
     def shape(self) -> Shape:
-        """Of the view."""
+        """Shape of the view."""
         return self.stages[-1].shape if self.stages else self.of
 
     @property
     def is_identity(self) -> bool:
-        """Whether it is the tensor itself."""
+        """True if the view is the tensor itself."""
         rows = [row for stage in self.stages for row in stage.rows]
         if len(self.stages) > 1 or self.shape != self.of:
             return not self.stages
@@ -116,7 +116,7 @@ class View:
         return all(all(f.source == d for f in row if f.extent > 1) for d, row in enumerate(rows))
 
     def traced(self, cut: Cut) -> Cut | None:
-        """A cut of the view as a cut of the tensor; None where it is none. A spread one has dim -1."""
+        """Trace a cut of the view to a cut of the tensor; None where none exists. A spread one has dim -1."""
         for stage in reversed(self.stages):
             found = stage.found(cut)
             if found is None:
@@ -128,7 +128,7 @@ class View:
         return cut
 
     def starts(self, dim: int) -> list[int]:
-        """Where factors of a dimension begin."""
+        """Elements before each factor of a dimension."""
         if not self.stages or (self.stages[-1].kept or (-1,))[0] == dim:
             return [1]
         found, outer = [], 1
@@ -139,7 +139,7 @@ class View:
         return found or [1]
 
     def local(self, cuts: Sequence[tuple[Cut, Fraction]]) -> list[list[int]]:
-        """For each stage the extents of its factors on one worker.
+        """Extents of each stage's factors on one worker.
 
         Args:
             cuts: of the view, each with the worker's share.
@@ -160,7 +160,7 @@ class View:
     # What views do, each None where no cut could be told from it
 
     def reshaped(self, shape: Sequence[int]) -> View | None:
-        """The same elements in the same order."""
+        """View of the same elements in the same order as another shape; None where factors do not divide."""
         stage = self._last()
         factors, dims, left = [], [], list(stage.factors)
         for extent in shape:
@@ -184,13 +184,13 @@ class View:
         return self._with(replace(stage, factors=tuple(factors), dims=tuple(dims)))
 
     def permuted(self, dims: Sequence[int]) -> View:
-        """Dimensions in another order."""
+        """View with its dimensions in another order."""
         stage = self._last()
         rows = [stage.rows[d] for d in dims]
         return self._with(replace(stage, factors=sum(rows, ()), dims=tuple(map(len, rows))))
 
     def expanded(self, shape: Sequence[int]) -> View:
-        """Dimensions of one element spread, and new ones before."""
+        """View with dimensions of one element spread, and new ones before."""
         stage = self._last()
         rows: list[tuple[Factor, ...]] = [()] * (len(shape) - len(stage.dims)) + stage.rows
         spread = [
@@ -200,7 +200,7 @@ class View:
         return self._with(replace(stage, factors=sum(spread, ()), dims=tuple(map(len, spread))))
 
     def sliced(self, dim: int, start: int, stop: int, step: int = 1) -> View:
-        """Some elements of a dimension."""
+        """View of some elements of a dimension."""
         if (start, stop, step) == (0, self.shape[dim], 1):
             return self
         return self._with(replace(self._last(), kept=(dim, start, stop, step)))

@@ -1,7 +1,7 @@
-"""What a trace says of its blocks: when each is used, when what is in it still matters, and what must be copied.
+"""Accesses of a trace to its blocks: when each is used, when its contents still matter, and what must be copied.
 
 Positions count operators from the start of a step and go on into the next one: n is operator 0 of the next step. A
-*gap* (a, b) lies between two uses of a block that follow each other, a in 0..n-1 and b in a+1..a+n. In a *live* gap the
+*gap* (a, b) is between two uses of a block that follow each other, a in 0..n-1 and b in a+1..a+n. In a *live* gap the
 operator at b reads what the block held after a: the block is on the device, or in a tier. In any other gap its contents
 are dead: no memory is needed and nothing moves (the invalidation of [DeepUM23] section 5.2). What a live gap holds was
 written at ``written``, a position at most a, in this step or in one before; a copy made after that is good until the
@@ -34,12 +34,12 @@ class Gap(NamedTuple):
 
     @property
     def contents(self) -> tuple[int, int | None]:
-        """What it holds: gaps with equal contents can share one copy. The write as an operator of the step."""
+        """The block and the write that it holds, as an operator of the step: gaps with equal contents share a copy."""
         return self.block, self.written
 
     @property
     def has_room(self) -> bool:
-        """Whether an operator runs in it: otherwise nothing is won by an absence."""
+        """True if an operator runs in the gap: otherwise nothing is won by an absence."""
         return self.before - self.after > 1
 
 
@@ -51,12 +51,12 @@ class Accesses:
 
     @property
     def count(self) -> int:
-        """n, the number of operators."""
+        """Number of operators, n."""
         return len(self.problem.operators)
 
     @cached_property
     def uses(self) -> tuple[tuple[tuple[int, bool, bool], ...], ...]:
-        """For each block, (operator, reads, writes) in order."""
+        """Uses of each block, as (operator, reads, writes) in order."""
         found: list[list[tuple[int, bool, bool]]] = [[] for _ in self.problem.blocks]
         for i, operator in enumerate(self.problem.operators):
             reads, writes = set(operator.reads), set(operator.writes)
@@ -87,7 +87,7 @@ class Accesses:
 
     @cached_property
     def needed_bytes(self) -> IntArray:
-        """[n] what must be on the device while each operator runs, wherever all else is."""
+        """Bytes that must be on the device while each operator runs, wherever all else is: [n]."""
         sizes = [b.size_bytes for b in self.problem.blocks]
         return np.array(
             [o.workspace_bytes + sum(sizes[b] for b in o.blocks) for o in self.problem.operators], dtype=np.int64
@@ -95,8 +95,10 @@ class Accesses:
 
     @cached_property
     def live_bytes(self) -> IntArray:
-        """[n] what is on the device while each operator runs if nothing ever leaves: the blocks that it uses, all in
-        live gaps, and workspace."""
+        """Bytes on the device while each operator runs if nothing ever leaves, [n].
+
+        They are those of the blocks that it uses, of all blocks in live gaps, and of workspace.
+        """
         found = self.needed_bytes.copy()
         for gap in self.gaps:
             add_cyclic(found, gap.after + 1, gap.before, self.problem.blocks[gap.block].size_bytes)

@@ -1,8 +1,8 @@
 """Replays a placement plan without a look at how it was found.
 
 What a plan may do:
-- An absence lies in one live gap of its block, at most one in each.
-- Its bytes lie in its tier meanwhile: a store of what the gap holds, queued after the write and no later than the
+- An absence is in one live gap of its block, at most one in each.
+- Its bytes are in its tier meanwhile: a store of what the gap holds, queued after the write and no later than the
   absence, or a block that no operator writes.
 - A block that is stored is on the device, with contents that will be read: no absence of these comes before the store.
 - At every operator, what is on the device takes no more than the budget. A block counts from the operator at which its
@@ -57,16 +57,16 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the plan holds."""
+        """True if the plan holds."""
         return not self.violations
 
     @property
     def objective(self) -> float:
-        """How long a step takes."""
+        """Time of a step in microseconds."""
         return 0.0 if self.timeline is None else self.timeline.step_us
 
     def summary(self) -> dict[str, object]:
-        """What a plan document records of it."""
+        """Summarize the check for the plan document."""
         return {
             "ok": self.ok,
             "peak_bytes": self.peak_bytes,
@@ -156,7 +156,7 @@ class _Replay:
         return not self.wrong
 
     def _absences(self, resident: IntArray, held: list[IntArray]) -> list[TimedAbsence]:
-        """Each absence with its gap and its copy; what is free and what is held meanwhile goes into the arrays."""
+        """Check each absence and time it with its gap and copy; what is free and what is held goes into the arrays."""
         timed = []
         taken: set[Gap] = set()
         first_gone: dict[tuple[int, int | None], int] = {}
@@ -211,7 +211,7 @@ class _Replay:
         return timed
 
     def _stores_hold(self, first_gone: Mapping[tuple[int, int | None], int]) -> None:
-        """Each store copies what an operator wrote and another will read, before the first absence of it."""
+        """Check that each store copies what an operator wrote and another will read, before the first absence of it."""
         for n, store in enumerate(self.moves.stores):
             said = f"store {n} of {self.problem.blocks[store.block].name} at {store.at}"
             found = self._around(store.block, store.at, store.at)
@@ -225,11 +225,11 @@ class _Replay:
                 self.wrong.append(f"{said} comes after it has left")
 
     def _gap(self, absence: Absence) -> tuple[Gap, int] | None:
-        """The live gap that it lies in, and what is added to its positions to count from the step of the gap."""
+        """Live gap that an absence is in, and what is added to its positions to count from the step of the gap."""
         return self._around(absence.block, absence.gone_at, absence.load_at)
 
     def _around(self, block: int, start: int, end: int) -> tuple[Gap, int] | None:
-        """The live gap of a block that these positions lie in, and what is added to them to count from its step."""
+        """Live gap of a block that these positions are in, and what is added to them to count from its step."""
         for gap in self.accesses.by_block[block]:
             for shift in (0, self.count):
                 if gap.after < start + shift and end + shift <= gap.before:

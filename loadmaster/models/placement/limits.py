@@ -9,7 +9,7 @@ from loadmaster.models.placement.problem import PlacementProblem
 
 
 def peak_bytes(problem: PlacementProblem) -> int:
-    """What the step takes if nothing ever leaves the device."""
+    """Bytes that the step takes if nothing ever leaves the device."""
     return int(Accesses(problem).live_bytes.max())
 
 
@@ -21,13 +21,13 @@ def least_bytes(problem: PlacementProblem) -> tuple[int, int]:
 
 
 def least_us(problem: PlacementProblem, budget_bytes: int) -> float:
-    """What no step takes less than: its operators, or the links for what does not fit, which each step brings back."""
+    """Lower bound on the time of a step: its operators, or the links for what does not fit and is brought back."""
     away_bytes = max(0, peak_bytes(problem) - budget_bytes)
     gbps = sum(tier.from_gbps for tier in problem.tiers)
     return max(problem.compute_us, away_bytes / (gbps * 1e3) if gbps else 0.0)
 
 
 def spread(problem: PlacementProblem, count: int) -> list[int]:
-    """``count`` budgets from the least to the peak, ascending, evenly spread."""
+    """Spread ``count`` budgets evenly from the least to the peak, ascending."""
     low, high = least_bytes(problem)[0], peak_bytes(problem)
     return sorted({int(b) for b in np.linspace(low, high, count)})

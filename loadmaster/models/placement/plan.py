@@ -1,4 +1,4 @@
-"""The ``placement`` plan: when each block leaves the device, where its bytes lie meanwhile, and when it comes back.
+"""The ``placement`` plan: when each block leaves the device, where its bytes are meanwhile, and when it comes back.
 
 Moves are tied to operators, not to the clock, so that a plan holds on a device that is faster or slower than was
 planned. ``at`` operator p means: once operator p-1 has ended. Positions of the next step count on from n, the number of
@@ -29,8 +29,10 @@ CHECKED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Store:
-    """A block is copied to a tier: queued at operator ``at`` (0..n-1), it follows the stores before it in the list of
-    its tier. The block stays on the device until an absence says otherwise."""
+    """The copy of a block to a tier, queued at operator ``at`` (0..n-1) behind earlier stores to the tier in the list.
+
+    The block stays on the device until an absence says otherwise.
+    """
 
     block: Index
     tier: Index
@@ -39,7 +41,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Absence:
-    """A block is not on the device while operators ``gone_at`` .. ``load_at`` - 1 run.
+    """The absence of a block from the device while operators ``gone_at`` .. ``load_at`` - 1 run.
 
     Its memory is free at operator ``gone_at`` (0..n-1), which waits for the copy. Its load is queued at ``load_at``,
     in the order of loads of its tier, and its next reader waits for it. ``load_at`` may be in the next step: n or more.
@@ -61,8 +63,10 @@ class Moves:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: ``where`` there is too little room; ``minimum_budget_bytes`` have a plan. Unless tiers are
-    full, no less has one."""
+    """The reason why no plan exists: ``where`` there is too little room; ``minimum_budget_bytes`` have a plan.
+
+    Unless tiers are full, no less has one.
+    """
 
     minimum_budget_bytes: Size
     short_bytes: Size

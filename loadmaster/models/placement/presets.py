@@ -108,7 +108,7 @@ class _Trace:
         return self._numbers.setdefault(name, len(self._numbers))
 
     def run(self, op: str, time_us: float, reads: Sequence[int], writes: Sequence[int], module: str | None) -> None:
-        """Append an operator."""
+        """Append an operator to the trace."""
         place = {} if module is None else {"module": module}
         used = {"reads": sorted(set(reads)), "writes": sorted(set(writes))}
         self.operators.append({"op": op, "time_us": time_us, **used, **place})

@@ -1,4 +1,4 @@
-"""The ``placement`` problem: the trace of one training step over blocks of memory, and the tiers beside the device.
+"""The ``placement`` problem: the trace of one training step over blocks of memory, and the tiers next to the device.
 
 Operators i = 0..n-1 run in order, and the step then starts again: operator n is operator 0 of the next step. A block is
 a piece of memory that moves as a whole: a tensor's storage, or a part of one. An operator needs every block that it
@@ -27,12 +27,13 @@ Role = Literal["activation", "input", "parameter", "gradient", "state"]
 
 @dataclass(frozen=True)
 class Tier:
-    """Memory beside the device, behind a link of its own: moves in both directions run beside each other, moves in one
-    direction one after the other.
+    """Memory next to the device, behind a link of its own.
+
+    Moves in both directions run at the same time, moves in one direction one after the other.
 
     Attributes:
         to_gbps, from_gbps: from the device to it and back, GB/s (1e9 bytes per second).
-        latency_us: what every move takes beside its bytes.
+        latency_us: what every move takes apart from its bytes.
         capacity_bytes: None: more than is needed.
         endurance_bytes: how much can be written to it in its life; None: no end.
     """
@@ -89,7 +90,7 @@ class Operator:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """What must be on the device while it runs, ascending."""
+        """Blocks that must be on the device while it runs, ascending."""
         return tuple(sorted({*self.reads, *self.writes}))
 
     @property
@@ -100,7 +101,7 @@ class Operator:
 
 @dataclass(frozen=True, repr=False)
 class PlacementProblem(ShownProblem):
-    """One training step that repeats, and where its blocks may lie.
+    """One training step that repeats, and the places where its blocks may be.
 
     Attributes:
         budget_bytes: device memory for blocks and workspace; None: to be given at planning time.
@@ -121,12 +122,12 @@ class PlacementProblem(ShownProblem):
 
     @property
     def unit(self) -> str:
-        """Of the time of a step."""
+        """Unit of the time of a step, ``us``."""
         return "us"
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large it is, for a person who waits for its plan."""
+        """Size of the problem, for a person who waits for its plan."""
         return {"operators": len(self.operators), "blocks": len(self.blocks)}
 
     @property

@@ -1,29 +1,29 @@
-r"""Whether device and tiers have room for all blocks, however long the copies take: a program with integers.
+r"""Room of device and tiers for all blocks, however long the copies take: a program with integers.
 
 Sets: contents e, gaps g of e, tiers h and moments m as in :mod:`loadmaster.models.placement.timed`. A gap is away as
 long as it must: from its first moment at which it is away to its last. B_e bytes of the block, V_m bytes on the device
 at m if nothing is away, M the budget, C_h capacity.
 
 Variables:
-    in[g,h]      binary: the block lies in h while it is away in g
+    in[g,h]      binary: the block is in h while it is away in g
     away[g,m]    binary: it is away at m, m in g
     left[e,m]    0..1: 1 from the first moment on at which the block is away with what it holds
     held[e,h,m]  0..1: 1 while a copy is in h
 
 Find any point subject to
 (R1)  what is on the device fits: V_m - sum of B_e away[g,m] <= M - `fits_the_device`
-(R2)  what is away lies in one tier: away[g,m] <= sum over h of in[g,h], sum over h of in[g,h] <= 1 - `lies_in_one_tier`
+(R2)  what is away is in one tier: away[g,m] <= sum over h of in[g,h], sum over h of in[g,h] <= 1 - `lies_in_one_tier`
 (R3)  what has left has left: left[e,m] >= away[g,m], left[e,m] >= left[e,m'], m' the moment before - `has_left`
 (R4)  a copy is held from when the block first leaves to the last reader that it is loaded for: held[e,h,m] >=
       left[e,m] + in[g,h] - 1 for gaps g that end after m; where no operator writes the block, always: held[e,h,m] >=
       in[g,h] - `copies_are_held`
 (R5)  copies fit their tier: sum of B_e held[e,h,m] <= C_h - `fits_the_tier`
 
-Every plan that the checker passes gives a point: a copy that is stored later than the block first leaves is none, and
-one that is stored earlier is held for longer. A point gives moves: each store when the block first leaves, each load
-when it need no longer be away. A tier is fullest at a moment, since copies begin to be held at moments alone. A solver
-holds (R1) and (R5) to its tolerance: what its point has too much of, to the byte, is excluded by a row of whole
-numbers, and it is asked again. So that there is no point is proved.
+Every plan that the checker passes gives a point: a copy that is stored later than the block first leaves does not
+count, and one that is stored earlier is held for longer. A point gives moves: each store when the block first leaves,
+each load when it need no longer be away. A tier is fullest at a moment, since copies begin to be held at moments alone.
+A solver holds (R1) and (R5) to its tolerance: what its point has too much of, to the byte, is excluded by a row of
+whole numbers, and it is asked again. So it is proved if no point exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from loadmaster.solvers.program import FloatArray, Program, ProgramBuilder
 
 @dataclass(frozen=True)
 class Contents:
-    """What a block holds from one write to the next.
+    """Contents of a block from one write to the next.
 
     Attributes:
         written: None where no operator writes it.
@@ -103,7 +103,7 @@ class Columns:
         return [positions[p] for p in sorted(positions) if p < end]
 
     def position(self, e: int, m: int) -> int:
-        """Of a moment, counted from the write of contents."""
+        """Position of a moment, counted from the write of contents."""
         written = self.contents[e].written
         start = 0 if written is None else written + 1
         return start + (m - start) % self.count
@@ -138,7 +138,7 @@ class Room:
         )
 
     def without(self, values: FloatArray, name: str) -> Room:
-        """The same without the points that have too much, to the byte, for the reason for which this one has."""
+        """Exclude the points that have too much, to the byte, for the reason for which this one has."""
         c, found, program = self.columns, self._away(values), self.program
         for m in c.moments:
             there = {(a.contents, a.gap) for a in found if (m - a.first) % c.count < a.end - a.first}
@@ -155,7 +155,7 @@ class Room:
         return replace(self, program=program)
 
     def _away(self, values: FloatArray) -> list[_Away]:
-        """What a point has away, gap by gap."""
+        """Gaps in which a point has contents away, with their tiers."""
         c, positions = self.columns, defaultdict[tuple[int, int], list[int]](list)
         for (e, g, m), column in c.away.items():
             if values[column] > 0.5:
@@ -177,7 +177,7 @@ class Room:
 
 
 def formulate(accesses: Accesses, budget_bytes: int) -> Room:
-    """The program."""
+    """Write the program of a budget."""
     b = ProgramBuilder()
     c = Columns(b, accesses, budget_bytes)
     fits_the_device(b, c)
@@ -195,7 +195,7 @@ def size(accesses: Accesses, budget_bytes: int) -> int:
 
 
 def fits_the_device(b: ProgramBuilder, c: Columns) -> None:
-    """(R1)"""
+    """Add (R1): what is on the device fits."""
     rows, scale = b.row_list("fits_the_device"), max(c.budget_bytes, 1)
     for m in c.moments:
         here = [(column, c.contents[e].size_bytes / scale) for (e, _, at), column in c.away.items() if at == m]
@@ -205,7 +205,7 @@ def fits_the_device(b: ProgramBuilder, c: Columns) -> None:
 
 
 def lies_in_one_tier(b: ProgramBuilder, c: Columns) -> None:
-    """(R2)"""
+    """Add (R2): what is away is in one tier."""
     rows = b.row_list("lies_in_one_tier")
     for e, one in enumerate(c.contents):
         for g in range(len(one.gaps)):
@@ -218,7 +218,7 @@ def lies_in_one_tier(b: ProgramBuilder, c: Columns) -> None:
 
 
 def has_left(b: ProgramBuilder, c: Columns) -> None:
-    """(R3)"""
+    """Add (R3): what has left has left."""
     rows = b.row_list("has_left")
     for (e, _, m), column in c.away.items():
         rows.add([column, c.left[e, m]], [1.0, -1.0], upper=0.0)
@@ -231,7 +231,7 @@ def has_left(b: ProgramBuilder, c: Columns) -> None:
 
 
 def copies_are_held(b: ProgramBuilder, c: Columns) -> None:
-    """(R4)"""
+    """Add (R4): a copy is held until its last reader."""
     rows = b.row_list("copies_are_held")
     for (e, h, m), held in c.held.items():
         one = c.contents[e]
@@ -244,7 +244,7 @@ def copies_are_held(b: ProgramBuilder, c: Columns) -> None:
 
 
 def fits_the_tier(b: ProgramBuilder, c: Columns) -> None:
-    """(R5)"""
+    """Add (R5): copies fit their tier."""
     rows = b.row_list("fits_the_tier")
     for h, tier in enumerate(c.tiers):
         if tier.capacity_bytes is None:
@@ -259,7 +259,7 @@ def fits_the_tier(b: ProgramBuilder, c: Columns) -> None:
 
 
 def _contents(accesses: Accesses) -> list[Contents]:
-    """All that have a gap with room, with these gaps."""
+    """Contents that have a gap with room, with these gaps."""
     found = defaultdict[tuple[int, int | None], list[tuple[int, int]]](list)
     for gap in accesses.gaps:
         late = accesses.count if gap.written is not None and gap.after < gap.written else 0

@@ -43,16 +43,16 @@ class Slots:
 
     @property
     def count(self) -> int:
-        """J."""
+        """Number of slots, J."""
         return len(self.length_us)
 
     def after(self, position: int) -> int:
-        """``first_after`` of an operator of any step, in slots that count on."""
+        """Slot ``first_after`` of an operator of any step, in slots that count on."""
         lap, i = divmod(position, len(self.first_after))
         return int(self.first_after[i]) + lap * self.count
 
     def before(self, position: int) -> int:
-        """``end_before`` of an operator of any step, in slots that count on."""
+        """Slot ``end_before`` of an operator of any step, in slots that count on."""
         lap, i = divmod(position, len(self.end_before))
         return int(self.end_before[i]) + lap * self.count
 
@@ -73,7 +73,7 @@ def over_budget(accesses: Accesses, budget_bytes: int) -> IntArray:
 
 
 def every(accesses: Accesses, budget_bytes: int) -> Slots:
-    """Two slots for each operator: 2i in which it may wait, and 2i + 1 in which it runs."""
+    """Slots of all operators, two for each: 2i in which it may wait, and 2i + 1 in which it runs."""
     n = accesses.count
     length = np.zeros(2 * n)
     length[1::2] = [o.time_us for o in accesses.problem.operators]
@@ -89,7 +89,7 @@ def every(accesses: Accesses, budget_bytes: int) -> Slots:
 
 
 def merged(accesses: Accesses, budget_bytes: int, most: int) -> Slots:
-    """At most ``most`` slots, each from the start of one operator to the start of another.
+    """Slots that are merged, at most ``most``, each from the start of one operator to the start of another.
 
     Half of the slots end at moments: these are cut into runs of about equal time, and the one with the most bytes
     stands for each run. The other half cut the whole step into equal times.
@@ -117,6 +117,6 @@ def merged(accesses: Accesses, budget_bytes: int, most: int) -> Slots:
 
 
 def _equal_runs(times_us: FloatArray, most: int) -> IntArray:
-    """[operators] which of ``most`` runs of about equal time each belongs to."""
+    """Run that each operator belongs to, [operators], of ``most`` runs of about equal time."""
     middle = np.cumsum(times_us) - times_us / 2
     return np.minimum((middle / max(float(times_us.sum()), 1e-9) * most).astype(np.int64), most - 1)

@@ -1,4 +1,4 @@
-"""What placement plans state beside their moves: the step with memory to spare, and why there is no plan."""
+"""Statements of placement plans apart from their moves: the step with memory to spare, and why no plan exists."""
 
 from __future__ import annotations
 

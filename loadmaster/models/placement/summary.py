@@ -1,4 +1,4 @@
-"""How much a step needs: its peak and time with memory to spare, the least budget, and what it consists of by role."""
+"""Summary of a step: its peak and time with memory to spare, the least budget, and what it consists of by role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 
 def summary(problem: PlacementProblem) -> Summary:
-    """What there is to say before anything is planned."""
+    """Summarize a step before anything is planned."""
     peak = peak_bytes(problem)
     at = int(Accesses(problem).live_bytes.argmax())
     least, least_at = least_bytes(problem)

@@ -1,6 +1,6 @@
-r"""Which block is away when, and which link moves it in which slot of time: a program, and its fluid relaxation.
+r"""Program of timed moves, and its fluid relaxation: which block is away when, and which link moves it in which slot.
 
-Sources: [Wu24] section 5.3 (stores and loads beside the compute), [DeepUM23] section 5 (clean and dead blocks); the
+Sources: [Wu24] section 5.3 (stores and loads next to the compute), [DeepUM23] section 5 (clean and dead blocks); the
 program is our own.
 
 Sets: contents e, each what one block holds from a write until the next; gaps g of e, between two uses, in which the
@@ -10,7 +10,7 @@ bytes on the device at m if nothing is away, M the budget, C_h capacity, d_j tim
 load_h the time of a copy of the block on the link of h.
 
 Variables:
-    away[g,h,m]    binary: the block lies in h alone while m runs, m in g
+    away[g,h,m]    binary: the block is in h alone while m runs, m in g
     stored[e,h,j]  0..1: the share that has been copied to h by the end of slot j after the write; none where no
                    operator writes the block: all of it is there
     coming[g,h,j]  0..1: the share that is still to be loaded at the start of slot j, before the gap ends
@@ -27,8 +27,8 @@ Minimize sum of d_j + stall[j] subject to
       <= d_j + stall[j], and sum of load_h (coming[g,h,j] - coming[g,h,j+1]) <= d_j + stall[j] - `link_time`
 (P7)  what is away in h fits there: sum of B_g away[g,h,m] <= C_h - `tier_capacity`
 
-Every plan that the checker passes gives a point: its copies as shares of the slots that they take. A point is no plan
-yet: copies share a link here, and follow each other there; (P7) leaves out copies of what is also on the device. So the
+Every plan that the checker passes gives a point: its copies as shares of the slots that they take. A point is not a
+plan: copies share a link here, and follow each other there; (P7) leaves out copies of what is on the device too. So the
 value is a bound, with integers and without. Without, and over merged slots, it is the fluid relaxation. There, contents
 whose copies have the same slots and moments are one, with the sum of their bytes: the average of their points, by
 bytes, is a point of the same time. A copy's latency is left out of it, since it is not in proportion to bytes.
@@ -192,7 +192,7 @@ def formulate(accesses: Accesses, slots: Slots, budget_bytes: int, *, exact: boo
 
 
 def fits_the_budget(b: ProgramBuilder, c: Columns, budget_bytes: int) -> None:
-    """(P1)"""
+    """Add (P1): what is on the device fits."""
     # In bytes, coefficients and right-hand sides would be too large for a solver's tolerances.
     scale = max(budget_bytes, 1)
     live = c.accesses.live_bytes[c.slots.moments]
@@ -204,7 +204,7 @@ def fits_the_budget(b: ProgramBuilder, c: Columns, budget_bytes: int) -> None:
 
 
 def one_tier(b: ProgramBuilder, c: Columns) -> None:
-    """(P2)"""
+    """Add (P2): a block is in one tier."""
     rows = b.row_list("one_tier")
     if len(c.tiers) > 1:
         for e, group in enumerate(c.groups):
@@ -215,7 +215,7 @@ def one_tier(b: ProgramBuilder, c: Columns) -> None:
 
 
 def stored_before_away(b: ProgramBuilder, c: Columns) -> None:
-    """(P3)"""
+    """Add (P3): only what is stored before a moment is away at it."""
     rows = b.row_list("stored_before_away")
     for (e, g, h), columns in c.away.items():
         start = c.groups[e].start
@@ -230,7 +230,7 @@ def stored_before_away(b: ProgramBuilder, c: Columns) -> None:
 
 
 def loaded_after_away(b: ProgramBuilder, c: Columns) -> None:
-    """(P4)"""
+    """Add (P4): what is away at a moment is loaded after it."""
     rows = b.row_list("loaded_after_away")
     for (e, g, h), columns in c.away.items():
         first, coming = c.coming[e, g, h]
@@ -243,7 +243,7 @@ def loaded_after_away(b: ProgramBuilder, c: Columns) -> None:
 
 
 def only_onward(b: ProgramBuilder, c: Columns) -> None:
-    """(P5)"""
+    """Add (P5): stores and loads only go on."""
     rows = b.row_list("only_onward")
     for columns in c.stored.values():
         for earlier, later in zip(columns[:-1].tolist(), columns[1:].tolist(), strict=True):
@@ -255,7 +255,7 @@ def only_onward(b: ProgramBuilder, c: Columns) -> None:
 
 
 def link_time(b: ProgramBuilder, c: Columns) -> None:
-    """(P6)"""
+    """Add (P6): each direction of each link moves in a slot what its time allows."""
     for h in range(len(c.tiers)):
         stores = [(c.store_us(e, h), c.groups[e].start or 0, columns) for (e, t), columns in c.stored.items() if t == h]
         loads = [(-c.load_us(e, h), *found) for (e, _, t), found in c.coming.items() if t == h]
@@ -273,7 +273,7 @@ def link_time(b: ProgramBuilder, c: Columns) -> None:
 
 
 def tier_capacity(b: ProgramBuilder, c: Columns) -> None:
-    """(P7)"""
+    """Add (P7): what is away in a tier fits there."""
     for h, tier in enumerate(c.tiers):
         if tier.capacity_bytes is not None:
             scale = max(tier.capacity_bytes, 1)

@@ -1,4 +1,4 @@
-"""How a cluster of equal nodes becomes a topology: wires or a switch inside a node, NICs between nodes.
+"""Topologies of clusters of equal nodes: wires or a switch inside a node, NICs between nodes.
 
 Resources: a wire of its own for each point-to-point link; for a way through a switch, the egress port of the source
 and the ingress port of the target; for a way between nodes, the NIC of the source (out) and that of the target (in).
@@ -23,7 +23,7 @@ DGX1_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
 
 @dataclass(frozen=True)
 class Cost:
-    """What a class of links costs; see :class:`loadmaster.models.topologies.topology.Link`."""
+    """Cost of a class of links; see :class:`loadmaster.models.topologies.topology.Link`."""
 
     latency_ns: int
     message_ns: int
@@ -32,12 +32,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class NodeWiring:
-    """One node.
+    """Wiring of one node.
 
     Attributes:
         wires: (local source, local target) -> cost of the link between them, each with a wire of its own.
         port: cost of the ways through the node's switch, which joins all its GPUs; None: it has no switch.
-        nics: per GPU, the NIC of the node that serves it.
+        nics: for each GPU, the NIC of the node that serves it.
     """
 
     nics: tuple[int, ...]
@@ -46,7 +46,7 @@ class NodeWiring:
 
 
 def cluster(name: str, nodes: int, wiring: NodeWiring, network: Cost | None, *, rails: bool = False) -> Topology:
-    """Equal nodes and the network between them.
+    """Build the topology of equal nodes and the network between them.
 
     Args:
         network: cost of the links between nodes; one node needs none.
@@ -90,7 +90,7 @@ def cluster(name: str, nodes: int, wiring: NodeWiring, network: Cost | None, *, 
 
 
 def dgx1_wires(double: Cost, single: Cost) -> dict[tuple[int, int], Cost]:
-    """The NVLinks of a DGX-1, both ways: ``double`` where a pair has two, ``single`` where it has one."""
+    """NVLinks of a DGX-1, both ways: ``double`` where a pair has two, ``single`` where it has one."""
     found: dict[tuple[int, int], Cost] = {}
     for pairs, cost in ((DGX1_DOUBLE, double), (DGX1_SINGLE, single)):
         for a, b in pairs:

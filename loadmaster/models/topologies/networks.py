@@ -1,4 +1,4 @@
-"""Topologies of one's own, from JSON: explicit links, or a networkx node-link graph.
+"""Topologies from a user's JSON: explicit links, or a networkx node-link graph.
 
 Explicit::
 
@@ -90,10 +90,10 @@ class _Edge(_Cost):
 
 
 def read_network(source: Document | str | Path) -> Topology:
-    """A topology from its file or its mapping, in either form.
+    """Read a topology from its file or its mapping, in either form.
 
     Raises:
-        InputError: naming the field: unknown, a cost that is none, or a rank that is none.
+        InputError: naming the field: unknown, an invalid cost, or an invalid rank.
         MissingExtraError: a node-link graph, and networkx is not installed.
     """
     document = load_document(source)
@@ -163,9 +163,9 @@ def _of_graph(document: Document) -> Topology:
 def _ways(
     networkx: ModuleType, graph: Any, gpus: Sequence[_Vertex]
 ) -> tuple[tuple[Link, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Links between GPUs: edges, and ways through switches; the names of what they hold; the GPUs around switches.
+    """Find the links between GPUs, edges and ways through switches; also their resources, and the GPUs around switches.
 
-    Switches that edges join are one: they are a network in which every GPU on its rim reaches every other.
+    Switches that edges join count as one: they are a network in which every GPU on its rim reaches every other.
     """
     rank_of = {gpu.id: rank for rank, gpu in enumerate(gpus)}
     resources: dict[str, int] = {}
@@ -200,7 +200,7 @@ def _ways(
     for index, (part, rim) in enumerate(zip(fabrics, rims, strict=True)):
         for source in rim:
             inside = graph.subgraph(part | {gpus[source].id})
-            # A hop costs a picosecond, so that of ways of equal latency the one of fewest hops is taken.
+            # A hop costs a picosecond, so that of ways of equal latency the one with the fewest hops is taken.
             paths = networkx.single_source_dijkstra_path(
                 inside, gpus[source].id, weight=lambda _a, _b, edge: edge.get("latency_ns", 0) + 1e-3
             )
@@ -223,7 +223,7 @@ def _latency_ns(graph: Any, path: Sequence[Any]) -> int:
 
 
 def _expect_costs(field: str, cost: _Cost) -> None:
-    """Refuse costs that are none where they were written; the topology would name a link that nobody wrote."""
+    """Refuse invalid costs at their place in the document; the topology would name a link that nobody wrote."""
     for name, ns in (("latency_ns", cost.latency_ns), ("message_ns", cost.message_ns)):
         if ns < 0:
             raise InputError(f"{field}.{name}", ns, "is no time", "Give nanoseconds, at least 0.")
@@ -232,7 +232,7 @@ def _expect_costs(field: str, cost: _Cost) -> None:
 
 
 def _part(model: type[Any], field: str, value: object) -> Any:
-    """Validate one entry of a list that networkx reads itself; refusals name its place."""
+    """Validate one entry of a list that networkx reads itself; errors name its place."""
     if not isinstance(value, Mapping):
         raise InputError(field, value, "is no object", "Give an object.")
     try:

@@ -30,7 +30,7 @@ _DGX2_NVLINK = Cost(0, _NVLINK_ALPHA_NS, _MB / 8e3)
 _INFINIBAND = Cost(0, 1700, _MB / 106e3)
 
 # Measured on HGX H200 (torch 2.11, 2026-11-20): a GPU writing to a peer's memory moves 390 GB/s; the data sheet says
-# 450 GB/s each way, of the H100 too. Latency: assumed, of the order of a flag's way there.
+# 450 GB/s each way, for the H100 too. Latency: assumed, about the time in which a flag arrives there.
 _NVLINK4 = Cost(1_000, 0, 390.0)
 # Data sheet of the ConnectX-7: 400 Gb/s each way. Latency: assumed.
 _CONNECTX7 = Cost(5_000, 0, 50.0)
@@ -41,11 +41,11 @@ _LEAF_RANKS = 8
 
 @dataclass(frozen=True)
 class Preset:
-    """One entry of the catalogue.
+    """Entry of the catalogue of topologies.
 
     Attributes:
-        ranks_per_node: of a ring and a torus one: their ``nodes`` counts GPUs.
-        nodes: that it can be had with, ascending.
+        ranks_per_node: one for a ring and a torus: their ``nodes`` counts GPUs.
+        nodes: numbers of nodes that it comes with, ascending.
     """
 
     name: str
@@ -56,15 +56,15 @@ class Preset:
 
 
 def catalogue() -> tuple[Preset, ...]:
-    """Every named topology."""
+    """List all named topologies, machines first."""
     return _CATALOGUE
 
 
 def preset(name: str, nodes: int = 1) -> Topology:
-    """A named topology with so many nodes.
+    """Build a named topology with so many nodes.
 
     Raises:
-        InputError: there is none of this name, or it does not come with so many nodes.
+        InputError: there is no such topology, or it does not come with so many nodes.
     """
     for entry in _CATALOGUE:
         if entry.name == name:
@@ -98,18 +98,18 @@ def dgx2(nodes: int) -> Topology:
 
 
 def hgx(name: str, nodes: int) -> Topology:
-    """Eight H100s or H200s around a switch, a NIC each; a GPU's NIC reaches the GPUs of its own number (its rail)."""
+    """HGX: eight H100s or H200s around a switch, a NIC each, which reaches GPUs of the same number only (its rail)."""
     wiring = NodeWiring(tuple(range(8)), {}, _NVLINK4)
     return cluster(f"{name} x {nodes}", nodes, wiring, _CONNECTX7, rails=True)
 
 
 def ring(ranks: int, cost: Cost = _NVLINK4) -> Topology:
-    """Ranks in a ring, a wire each way between neighbours."""
+    """Build a ring of ranks, with a wire each way between neighbours."""
     return torus((ranks,), cost)
 
 
 def torus(sides: tuple[int, ...], cost: Cost = _NVLINK4) -> Topology:
-    """Ranks on a grid whose sides close to rings, a wire each way between neighbours; ranks go by the last side first.
+    """Build a torus of ranks, with a wire each way between neighbours; the last side runs fastest.
 
     Raises:
         InputError: a side is not positive, or there is only one rank.
@@ -139,9 +139,9 @@ def torus(sides: tuple[int, ...], cost: Cost = _NVLINK4) -> Topology:
 def fat_tree(
     ranks: int, leaf_ranks: int = _LEAF_RANKS, uplinks: int = _LEAF_RANKS, cost: Cost = _CONNECTX7
 ) -> Topology:
-    """Ranks with a NIC each below leaf switches, which uplinks join; every rank is a node of its own.
+    """Build a fat tree: ranks with a NIC each below leaf switches, which uplinks join; every rank is a node of its own.
 
-    Routes are fixed by the target, as InfiniBand's are: it is reached through uplink ``target mod uplinks`` of both
+    Routes are fixed by the target, as in InfiniBand: it is reached through uplink ``target mod uplinks`` of both
     leaves. Fewer uplinks than ranks of a leaf make an oversubscribed tree.
 
     Raises:
@@ -167,7 +167,7 @@ def fat_tree(
 
 
 def _squarest(ranks: int) -> tuple[int, int]:
-    """The sides of the torus of so many ranks that is nearest to a square."""
+    """Sides of the torus of so many ranks that is nearest to a square."""
     short = max(side for side in range(1, ranks + 1) if side * side <= ranks and ranks % side == 0)
     return short, ranks // short
 

@@ -1,11 +1,11 @@
 """Published topology profiles: JSON files with the costs of one node's links and of the network between nodes.
 
-A profile says what a chunk of one size costs: alpha, and beta on top. Read here as the serial alpha-beta cost: a link
-is busy for message_ns = alpha and for size / gbps, with gbps such that a chunk of the profile's size takes beta. So
-that chunk costs alpha + beta to the nanosecond (rounded up).
+A profile gives the cost of a chunk of one size: alpha, and beta on top. It is read as the serial alpha-beta cost: a
+link is busy for message_ns = alpha and for size / gbps, with gbps such that a chunk of the profile's size takes beta.
+So that chunk costs alpha + beta to the nanosecond (rounded up).
 
-Which node a profile is of follows from the file: two betas are a DGX-1 graph (pairs with two NVLinks, pairs with one),
-one beta is a switch around all GPUs, and matrices ``links``, ``betas`` ([target][source]) are wires as given.
+The node of a profile follows from the file: two betas are a DGX-1 graph (pairs with two NVLinks, pairs with one), one
+beta is a switch around all GPUs, and matrices ``links``, ``betas`` ([target][source]) are wires as given.
 
 Source: [Shah23], section 5.3 and Table 5.1; its repository's INPUT_GUIDE.md.
 """
@@ -27,8 +27,8 @@ from loadmaster.models.topologies.topology import Topology
 _SHIPPED = Shipped("loadmaster.models.topologies", "topologies", "topology_file", "profile")
 _SIZE = re.compile(r"(\d+)(KB|MB)$")
 _UNIT_BYTES = {"KB": 2**10, "MB": 2**20}
-# Published profile -> what one unit of its costs is. Not in the files: their solver rounds to whole units, so they were
-# scaled until little was lost. Alpha is 0.3 us in all of them.
+# Published profile -> one unit of its costs, ns. The files do not state it: their solver rounds to whole units, so they
+# are scaled until little is lost. Alpha is 0.3 us in all of them.
 _PUBLISHED_UNIT_NS = {"DGX2_1MB": 1000, "NDv2_1MB": 1000, "NDv2_32KB": 100, "DGX2_1KB": 10, "NDv2_1KB": 10}
 
 _Cost = Annotated[float, Bounds(ge=0)]
@@ -39,7 +39,7 @@ _Matrix = list[list[float]]
 class _Profile:
     __pydantic_config__: ClassVar = READING
 
-    """The fields of a profile file. ``chunk_bytes`` and ``unit_ns`` are ours, for profiles of other names."""
+    """Fields of a profile file. ``chunk_bytes`` and ``unit_ns`` are Loadmaster's, for profiles of other names."""
 
     name: str
     gpus_per_node: Annotated[int, Bounds(ge=1, le=128)]
@@ -58,24 +58,24 @@ class _Profile:
 
 
 def profile_names() -> list[str]:
-    """The shipped profiles (``topo-ndv2-1MB``, ...), ascending."""
+    """Names of the shipped profiles (``topo-ndv2-1MB``, ...), ascending."""
     return _SHIPPED.names()
 
 
 def published_profile(name: str) -> Document:
-    """A shipped profile, as published.
+    """Read a shipped profile, as published.
 
     Raises:
-        InputError: there is none of this name.
+        InputError: there is no profile of this name.
     """
     return _SHIPPED.read(name)
 
 
 def load_profile(source: Document | str | Path, nodes: int) -> Topology:
-    """The topology of some nodes of a profile, from its file or its mapping.
+    """Build the topology of some nodes of a profile, from its file or its mapping.
 
     Raises:
-        InputError: naming the field: unknown, missing, or a cost that is none.
+        InputError: naming the field: unknown, missing, or an invalid cost.
     """
     profile = parse(_Profile, load_document(source))
     chunk_bytes, unit_ns = _scale(profile)
@@ -133,7 +133,7 @@ def _scale(profile: _Profile) -> tuple[int, float]:
 
 
 def _matrix_links(profile: _Profile) -> list[tuple[int, int, float]]:
-    """(target, source, beta) of each link of a profile with matrices."""
+    """Links of a profile with matrices: (target, source, beta) of each."""
     count = profile.gpus_per_node
     for field, matrix in (("links", profile.links), ("betas", profile.betas)):
         if matrix is None or len(matrix) != count or any(len(row) != count for row in matrix):

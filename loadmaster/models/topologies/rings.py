@@ -1,4 +1,4 @@
-"""How fast rings over the links of a topology are: what the axes of a mesh of its ranks offer to collectives.
+"""Rings over the links of a topology: the rates that the axes of a mesh of its ranks offer to collectives.
 
 Rank r of a topology has the r-th place of the mesh, the last axis fastest, so that hosts come first. Along an axis the
 ranks of every group send to their neighbours in a ring, all groups and all ranks at the same time. Each message takes
@@ -30,11 +30,11 @@ _NS_PER_US = 1000.0
 
 @dataclass(frozen=True)
 class Ring:
-    """What an axis offers.
+    """Ring along an axis of a mesh.
 
     Attributes:
-        gbps: what each rank receives while all receive.
-        latency_us: of a whole round: what an all-gather takes beside its bytes.
+        gbps: rate at which each rank receives while all receive.
+        latency_us: of a whole round: time of an all-gather in addition to that of its bytes.
     """
 
     gbps: float
@@ -42,7 +42,7 @@ class Ring:
 
 
 def rings(topology: Topology, sizes: Sequence[int]) -> list[Ring]:
-    """Of every axis of a mesh of the first ranks.
+    """Rate the ring along every axis of a mesh of the first ranks.
 
     Raises:
         InputError: a rank does not reach its neighbour.
@@ -65,7 +65,7 @@ def _ring(topology: Topology, groups: np.ndarray[tuple[int, ...], np.dtype[np.in
 
 
 def _fastest(topology: Topology, source: int, target: int) -> list[Link]:
-    """The way on which a byte takes least, by Dijkstra's algorithm."""
+    """Find the way on which a byte takes least time, by Dijkstra's algorithm."""
     reached: dict[int, Link | None] = {}
     waiting: list[tuple[float, int, int | None]] = [(0.0, source, None)]
     while waiting:

@@ -36,7 +36,7 @@ _MostRanks, _MostLinks = Bounds(max_length=LARGEST_RANK_COUNT), Bounds(max_lengt
 
 @dataclass(frozen=True)
 class Link:
-    """A directed way from one rank to another.
+    """Directed link from one rank to another.
 
     Attributes:
         latency_ns: from the end of the occupancy to the arrival.
@@ -55,18 +55,18 @@ class Link:
     switch: Index | None = None
 
     def occupancy_ns(self, size_bytes: int) -> int:
-        """How long a message of that size holds the link's resources."""
+        """Time for which a message of that size holds the link's resources, ns."""
         # Six decimals are kept, so that a cost that is whole by construction is not rounded up by a float's last bit.
         return self.message_ns + math.ceil(round(size_bytes / self.gbps, 6))
 
     def transfer_ns(self, size_bytes: int) -> int:
-        """From the start of a send to its arrival."""
+        """Time from the start of a send of that size to its arrival, ns."""
         return self.latency_ns + self.occupancy_ns(size_bytes)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks and links.
+    """Topology of a network: ranks, links and resources.
 
     Attributes:
         node_of: the node of each rank; its length is the number of ranks.
@@ -94,33 +94,33 @@ class Topology:
 
     @cached_property
     def link_between(self) -> Mapping[tuple[int, int], int]:
-        """The index of the link from one rank to another."""
+        """Index of the link from one rank to another, by both ranks."""
         return {(link.source, link.target): index for index, link in enumerate(self.links)}
 
     @cached_property
     def out_links(self) -> Sequence[tuple[int, ...]]:
-        """Per rank, the indices of links that leave it."""
+        """Indices of the links that leave each rank."""
         return self._by_rank([link.source for link in self.links])
 
     @cached_property
     def in_links(self) -> Sequence[tuple[int, ...]]:
-        """Per rank, the indices of links that arrive at it."""
+        """Indices of the links that arrive at each rank."""
         return self._by_rank([link.target for link in self.links])
 
     @cached_property
     def ranks_of_node(self) -> Mapping[int, tuple[int, ...]]:
-        """Per node, its ranks, ascending."""
+        """Ranks of each node, ascending."""
         nodes: dict[int, list[int]] = {}
         for rank, node in enumerate(self.node_of):
             nodes.setdefault(node, []).append(rank)
         return {node: tuple(ranks) for node, ranks in nodes.items()}
 
     def crosses(self, link: Link) -> bool:
-        """Whether a link leaves its node."""
+        """Return whether a link leaves its node."""
         return self.node_of[link.source] != self.node_of[link.target]
 
     def reversed(self) -> Topology:
-        """Every link the other way, with the same index, costs and resources. Time reversal needs it."""
+        """Turn every link the other way, with the same index, costs and resources, for time reversal."""
         links = tuple(
             Link(k.target, k.source, k.latency_ns, k.message_ns, k.gbps, k.resources, k.switch) for k in self.links
         )
@@ -134,7 +134,7 @@ class Topology:
 
 
 def _check(topology: Topology) -> None:
-    """Refuse a topology that means nothing: ranks and resources out of range, costs that are no costs."""
+    """Refuse an invalid topology: ranks and resources out of range, invalid costs, parallel links."""
     ranks = range(topology.rank_count)
     if not ranks:
         raise InputError("topology.node_of", [], "names no rank", "Give the node of each rank.")

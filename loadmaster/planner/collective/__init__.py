@@ -1,1 +1,1 @@
-"""How collectives are planned: sketches, list scheduling, formulations, and the driver that chooses."""
+"""Planner of collectives: sketches, list scheduling, formulations, and the driver that chooses."""

@@ -1,8 +1,8 @@
 """The classic algorithms of a problem, the most promising first: which trees, which form, how many chunks.
 
 What an algorithm takes is estimated from its messages with k0 chunks a piece, enough for its trees to take turns. Let
-its busiest resource carry bytes for ``work`` ns and messages for ``fixed`` ns besides, and its longest path cost
-``path`` ns besides bytes and ``fill`` ns for them. With k chunks it takes about ``work + fixed k / k0``, and
+its busiest resource carry bytes for ``work`` ns and messages for ``fixed`` ns, and its longest path cost ``path`` ns
+without bytes and ``fill`` ns for them. With k chunks it takes about ``work + fixed k / k0``, and
 ``path + fill k0 / k`` until the first chunk is there. Tried are the fewest chunks that come near the least of that;
 from there, twice and half as many, as long as that is faster.
 """
@@ -41,7 +41,7 @@ CLOSE, NEAR = 1.02, 1.1
 
 @dataclass
 class _Listed:
-    """An algorithm in a form, with the estimate of each number of chunks, ascending.
+    """Algorithm in a form, with the estimate of each number of chunks, ascending.
 
     Attributes:
         known_ns: its time with ``count`` chunks, where it was made.
@@ -54,17 +54,17 @@ class _Listed:
 
     @property
     def hoped_ns(self) -> float:
-        """Its time with ``count`` chunks, or the estimate."""
+        """Time in ns with ``count`` chunks: the one that was found, else the estimate."""
         return self.likely_ns[self.count] if self.known_ns is None else self.known_ns
 
     @property
     def count(self) -> int:
-        """The number of chunks to start with."""
+        """Number of chunks to start with: the fewest that come near the least estimate."""
         least = min(self.likely_ns.values())
         return next(count for count, ns in self.likely_ns.items() if ns <= CLOSE * least)
 
 
-# Orders and checks the messages of an algorithm in a form with a number of chunks; its time, None where there is none.
+# Orders and checks the messages of an algorithm in a form with a number of chunks; returns its time, or None.
 Offer = Callable[[TreeClassic, Form, int, Messages], int | None]
 
 
@@ -87,7 +87,7 @@ class Baseline:
         self._left: list[_Listed] = []
 
     def first(self, offer: Offer) -> None:
-        """The first that there is, with the number of chunks that suits it."""
+        """Offer the first classic algorithm, with the number of chunks that suits it."""
         for listed, estimated, made in self._unlisted:
             again = made if listed.count == estimated else None
             listed.known_ns = self._offered(offer, listed, listed.count, again)
@@ -95,7 +95,7 @@ class Baseline:
             return
 
     def search(self, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> None:
-        """All that may be faster than the best, until the time is up; may be called again to go on.
+        """Try all algorithms that may be faster than the best, until the time is up; may be called again to go on.
 
         Estimates are made by the batch. What they make faster than the best is tried before the next batch, the rest
         after all.
@@ -109,14 +109,14 @@ class Baseline:
                 return
 
     def _batch(self, over: Callable[[], bool]) -> Iterator[tuple[_Listed, int, Messages]]:
-        """The next few that have no estimates yet."""
+        """Yield the next few algorithms with their estimates."""
         for _ in range(BATCH):
             found = None if over() else next(self._unlisted, None)
             if found is not None:
                 yield found
 
     def _tried(self, offer: Offer, best_ns: int | None, worth: float, over: Callable[[], bool]) -> int | None:
-        """The best time, once those are tried whose estimates are within a part of it."""
+        """Try the algorithms whose estimates are within a part of the best time; return the best time after that."""
         self._left.sort(key=lambda listed: listed.hoped_ns, reverse=True)
         while self._left and not over():
             if best_ns is not None and self._left[-1].hoped_ns > worth * best_ns:
@@ -127,7 +127,7 @@ class Baseline:
         return best_ns
 
     def _climb(self, listed: _Listed, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> int | None:
-        """The least time of an algorithm, from the number of chunks that suits it."""
+        """Return the least time of an algorithm, from the number of chunks that suits it."""
         counts = list(listed.likely_ns)
         start = counts.index(listed.count)
         first_ns = listed.known_ns
@@ -149,12 +149,12 @@ class Baseline:
         return time_ns
 
     def _offered(self, offer: Offer, listed: _Listed, count: int, made: Messages | None = None) -> int | None:
-        """The time of an algorithm with a number of chunks; its messages may be made already."""
+        """Offer an algorithm with a number of chunks; return its time. Its messages may be made already."""
         made = made or messages(self._instance(listed.form, count), listed.classic)
         return None if made is None else offer(listed.classic, listed.form, count, made)
 
     def _instance(self, form: Form, count: int) -> Instance:
-        """With its symmetries where it is large."""
+        """Build the instance of a form and chunk count, with symmetries where it is large."""
         if deliveries(self.problem, count) > PLAIN_DELIVERIES and self._turning is not None:
             with contextlib.suppress(InputError):
                 return instance_of(self.problem, self.size_bytes, count, form, self._turning)
@@ -203,7 +203,7 @@ def _dividing(problem: CollectiveProblem, size_bytes: int, form: Form) -> Iterat
 
 
 def _costs(instance: Instance, made: Messages) -> tuple[float, float, float, float]:
-    """Of the busiest resource its time for bytes, and for messages; of the longest path, what is fixed, and bytes'."""
+    """Terms of an estimate in ns: work and fixed cost of the busiest resource, path and fill of the longest path."""
     topology, sizes = instance.topology, [chunk.size_bytes for chunk in instance.chunks]
     work, fixed = [0.0] * len(topology.resources), [0.0] * len(topology.resources)
     # Per chunk and rank, the time of the longest way that a part or the whole took to there, and its part for bytes.

@@ -29,7 +29,7 @@ class Whole:
 
     @cached_property
     def bound(self) -> Bound:
-        """Proved when it is first asked for: the classic algorithms do not wait for it."""
+        """Lower bound, proved when it is first asked for: the classic algorithms do not wait for it."""
         return self.prove()
 
 
@@ -41,7 +41,7 @@ class Candidate:
         instance: what schedules are looked for in.
         whole: what all sketches of this form and chunk count share.
         searcher: list scheduling in ``instance``; each turn goes on where the last one stopped.
-        is_exhausted: that gave up before its time was up.
+        is_exhausted: list scheduling gave up before its time was up.
     """
 
     form: Form
@@ -57,5 +57,5 @@ class Candidate:
 
     @property
     def bound(self) -> Bound:
-        """Of every schedule of this form and chunk count."""
+        """Lower bound of every schedule of this form and chunk count."""
         return self.whole.bound

@@ -20,7 +20,7 @@ SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
 
 
 class Candidates:
-    """Iterate over it once.
+    """Iterable of the candidates of one size, to be gone through once.
 
     Args:
         clock: says whether a share of the time of this size, from now on, is up.
@@ -40,7 +40,7 @@ class Candidates:
         self._wholes: dict[tuple[Form, int], Whole] = {}
 
     def __iter__(self) -> Iterator[Candidate]:
-        """The plainest first; what does not divide is left out unless it was asked for."""
+        """Yield candidates, the plainest first; what does not divide is left out unless it was asked for."""
         problem = self.problem
         tried = []
         for place, sketch in enumerate(candidates(problem, self._clock(SYMMETRY_SHARE))):
@@ -55,16 +55,16 @@ class Candidates:
                 yield candidate
 
     def classic(self, form: Form, chunk_count: int) -> Candidate:
-        """That of a classic algorithm. They are not their own images under the symmetries of a sketch."""
+        """Candidate of a classic algorithm, without symmetries: classics are not their own images under a sketch's."""
         whole = self.whole(form, chunk_count)
         return Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
 
     def fewest(self, form: Form) -> int:
-        """The number of chunks that is tried first."""
+        """Fewest chunks of a form: the number that is tried first."""
         return chunk_counts(self.problem, self.size_bytes, form)[0]
 
     def whole(self, form: Form, chunk_count: int) -> Whole:
-        """Once for all sketches."""
+        """Instance of a form and chunk count with its bound, made once for all sketches."""
         if (form, chunk_count) not in self._wholes:
             instance = instance_of(self.problem, self.size_bytes, chunk_count, form)
             alone = len(named_chunk_counts(self.problem)) == 1
@@ -80,7 +80,7 @@ class Candidates:
         return self._wholes[form, chunk_count]
 
     def _candidate(self, form: Form, chunk_count: int, sketch: Sketch) -> Candidate | None:
-        """None where an automatic sketch has symmetries that this form has not."""
+        """Build a candidate; None where an automatic sketch has symmetries that this form has not."""
         whole = self.whole(form, chunk_count)
         if sketch is self.problem.sketch:
             return Candidate(form, chunk_count, sketch, whole.instance, whole)

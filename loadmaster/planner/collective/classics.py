@@ -54,7 +54,7 @@ class Classic:
 
 
 def classics(topology: Topology) -> Iterator[Classic]:
-    """Those of a topology, the plainest first."""
+    """Yield the classic algorithms of a topology, the plainest first."""
     row = flat(topology)
     yield from (Classic(scheme, ((row, scheme),)) for scheme in SCHEMES)
     grid = node_grid(topology)
@@ -68,7 +68,7 @@ def classics(topology: Topology) -> Iterator[Classic]:
 
 
 def schedule(instance: Instance, classic: Classic) -> tuple[Send, ...] | None:
-    """The algorithm on an instance; None where a rank cannot reach another that it sends to."""
+    """Schedule an instance by a classic algorithm; None where a rank cannot reach another that it sends to."""
     if not instance.combines:
         return _copies(instance, classic, instance.usable_links)
     instance, roots = choose_roots(instance.without_symmetry())
@@ -79,7 +79,7 @@ def schedule(instance: Instance, classic: Classic) -> tuple[Send, ...] | None:
 
 
 def _copies(instance: Instance, classic: Classic, usable: Sequence[Sequence[int]]) -> tuple[Send, ...] | None:
-    """Of an instance without sums.
+    """Schedule an instance without sums; None where a rank cannot reach another that it sends to.
 
     Args:
         usable: per chunk the links it may use.
@@ -92,7 +92,7 @@ def _copies(instance: Instance, classic: Classic, usable: Sequence[Sequence[int]
 
 
 class _Steps:
-    """The state between steps: who has which chunk. ``sends`` are in order, their starts far enough apart for all."""
+    """State between steps: who has which chunk. ``sends`` are in order, their starts far enough apart for all."""
 
     def __init__(self, instance: Instance, usable: Sequence[Sequence[int]]) -> None:
         self.instance, self.usable = instance, usable
@@ -114,7 +114,7 @@ class _Steps:
         self._ways: dict[int, dict[int, dict[int, list[int]]]] = {}
 
     def take(self, dimension: Dimension, scheme: Scheme) -> bool:
-        """All steps of a dimension; False where some rank cannot be reached."""
+        """Take all steps of a dimension; False where some rank cannot be reached."""
         at_first = [set(held) for held in self.held]
         for distances in _distances(dimension.size, scheme):
             before = [set(held) for held in (at_first if scheme == "direct" else self.held)]
@@ -133,7 +133,7 @@ class _Steps:
         return True
 
     def _goes(self, c: int, dimension: Dimension, scheme: Scheme, here: int, distance: int, exchange: bool) -> bool:
-        """Whether a chunk takes a step of that distance, as far as it has one target."""
+        """Return whether a chunk takes a step of the given distance; chunks of several targets always do."""
         if c not in self.only:
             return True
         target = dimension.at(self.only[c])
@@ -149,7 +149,7 @@ class _Steps:
                 return left > 0 and (2 * left <= dimension.size) == (distance > 0)
 
     def _send(self, rank: int, to: int, chunks: Sequence[int]) -> bool:
-        """Chunks that another rank lacks, along the shortest way that they may take; False where there is none."""
+        """Send the chunks that another rank lacks, by the shortest way they may take; False where one has no way."""
         together: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for c in sorted(chunks):
             if c not in self.held[to]:
@@ -186,7 +186,7 @@ class _Steps:
 
 
 def _distances(size: int, scheme: Scheme) -> list[tuple[int, ...]]:
-    """Per step the distances, around the dimension."""
+    """Distances around the dimension in each step of a scheme."""
     powers = [1 << i for i in range((size - 1).bit_length())]
     match scheme:
         case "doubling":

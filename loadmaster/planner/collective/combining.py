@@ -45,7 +45,7 @@ def good_enough_ns(bound_ns: float, gap: float) -> float:
 
 @dataclass
 class Combining:
-    """The search on one instance with sums."""
+    """Search for schedules of one instance with sums."""
 
     instance: Instance
     seed: int
@@ -80,7 +80,7 @@ class Combining:
             self.phases.append((self.copying, lower_bound(self.after).ns))
 
     def search(self, *, good_ns: float, gap: float, seconds: float, runs: int | None = None) -> tuple[Send, ...] | None:
-        """See :meth:`loadmaster.planner.collective.greedy.Searcher.search`; may be called again to go on."""
+        """Search as :meth:`loadmaster.planner.collective.greedy.Searcher.search`; may be called again to go on."""
         until = time.monotonic() + seconds
         while self.best is None or not (self._is_good(good_ns) or time.monotonic() >= until):
             turn_s = self.turn_s if runs is None else seconds
@@ -102,7 +102,7 @@ class Combining:
         return self.best
 
     def _turn(self, goals: Sequence[tuple[Restarts, float]], turn_s: float, until: float, runs: int | None) -> bool:
-        """A turn of every phase; False where one of them has no schedule."""
+        """Give every phase a turn; False where one of them finds no schedule."""
         better = self.best is None
         for done, (phase, goal_ns) in enumerate(goals):
             before = phase.best_ns
@@ -123,13 +123,13 @@ class Combining:
         return self.best_ns is not None and self.best_ns <= good_ns
 
     def _joined(self, sums: Sequence[Send], copies: Sequence[Send]) -> tuple[Send, ...]:
-        """Copies after sums, each as early as the order of every resource allows."""
+        """Join copies to the sums before them, each as early as the order of every resource allows."""
         end = finish_ns(self.instance, sums)
         later = tuple(replace(send, start_ns=send.start_ns + end) for send in copies)
         return retime(self.instance, in_order((*sums, *later)))
 
     def _on_top(self, sums: tuple[Send, ...]) -> Restarts:
-        """List scheduling of the copies in the room that sums leave."""
+        """Prepare list scheduling of the copies in the room that sums leave."""
         release = Release(sums_ready_ns(self.instance, self.roots, sums), taken(self.instance, sums))
 
         def better(sends: tuple[Send, ...], _: int) -> None:

@@ -1,4 +1,4 @@
-"""How urgent it is to send a chunk over a link now.
+"""Urgency of sending a chunk over a link: the scores by which list scheduling takes offers.
 
 A chunk that moves is as urgent as the way it still has to go, this link included. A chunk that spreads is most urgent
 where it comes nearer to a rank that may take it out of the island, by the work that waits for it outside; otherwise by
@@ -35,7 +35,7 @@ class Scores:
             self.dispatched(rank, mask & graph.spreading)
 
     def dispatched(self, rank: int, mask: int) -> None:
-        """Chunks that spread are on their way to a rank."""
+        """Take note that chunks that spread are on their way to a rank."""
         graph = self.graph
         island = graph.island_of[rank]
         holders, nearest = self.holders[island], self.nearest[island]
@@ -46,7 +46,7 @@ class Scores:
             nearest[chunk] = min(nearest[chunk], graph.to_gateway[graph.class_of[chunk]][rank])
 
     def best(self, orbit: Orbit, mask: int, most: int) -> list[tuple[float, int]]:
-        """Up to that many of some chunks, most urgent first, with their scores."""
+        """Pick the most urgent of some chunks, at most ``most``, with their scores."""
         graph = self.graph
         scored: list[tuple[float, int]] = []
         own = float(graph.transfer_ns[orbit.link])
@@ -75,7 +75,7 @@ class Scores:
         return scored[:most]
 
     def of_message(self, orbit: Orbit, ranked: list[tuple[float, int]], batch: int) -> float:
-        """The score of a message: of its most urgent chunk, or in mode ``bulk`` by how many it carries."""
+        """Score a message: by its most urgent chunk, or in mode ``bulk`` by how many it carries."""
         if self.parameters.mode == "bulk":
             return len(ranked) * self.unit * 1e3 + ranked[0][0]
         return ranked[0][0]
@@ -95,7 +95,7 @@ class Scores:
         return score + self._tail(orbit.target, island, chunk)
 
     def _tail(self, rank: int, island: int, chunk: int) -> float:
-        """The longest way from a rank to one of its island that nobody serves yet."""
+        """Longest way from a rank to one of its island that nobody serves yet; 0 where all ways are equal."""
         graph = self.graph
         part = graph.islands[island]
         if self.uniform[island]:
@@ -110,7 +110,7 @@ class Scores:
         self.outside = [len(islands) for islands in self.wanting]
 
     def _is_uniform(self, part: tuple[int, ...]) -> bool:
-        """Whether all ranks of an island are equally far from each other, whatever the chunk."""
+        """Return whether all ranks of an island are equally far from each other, whatever the chunk."""
         for matrix in self.graph.distance:
             ways = {matrix[a][b] for a in part for b in part if a != b}
             if len(ways) > 1:

@@ -36,7 +36,7 @@ CONNECTION_WEIGHT = 0.5
 
 
 class Dispatch:
-    """The state of one run.
+    """State of one run of list scheduling.
 
     ``have``: per rank, chunks that are there. ``planned``: and those on their way. ``entered``: per island, chunks
     that some rank of it has or will have.
@@ -106,7 +106,7 @@ class Dispatch:
             self.arrives[chunk, rank] = time_ns
 
     def _dispatch_all(self) -> int:
-        """Take offers until none is left; how many were taken."""
+        """Take offers until none is left; return how many were taken."""
         offers: list[tuple[float, int, Orbit, tuple[int, ...]]] = []
         for index, orbit in enumerate(self.graph.orbits):
             if self.have[orbit.source] & ~self.useless[index] and self._free(orbit.resources):
@@ -127,7 +127,7 @@ class Dispatch:
         return all(self.free_at[resource] <= self.now for resource in resources)
 
     def _fits(self, orbit: Orbit, occupancy_ns: int) -> bool:
-        """Whether what was taken beforehand leaves room for a message now, on all images."""
+        """Return whether resources taken beforehand leave room for a message now, on all images."""
         if not self.taken:
             return True
         end = self.now + occupancy_ns
@@ -140,11 +140,11 @@ class Dispatch:
         return True
 
     def _may_carry(self, orbit: Orbit) -> int:
-        """The chunks that may go over an orbit's representative now."""
+        """Return the chunks that may go over an orbit's representative now."""
         return self._of_use(orbit, self.have[orbit.source])
 
     def _of_use(self, orbit: Orbit, here: int) -> int:
-        """Those of some chunks at an orbit's source that may go over it."""
+        """Filter chunks at an orbit's source: those that may go over it."""
         graph, to = self.graph, orbit.target
         fresh = here & graph.spreads[orbit.link] & ~self.planned[to]
         if orbit.crosses and self.parameters.enter_once:
@@ -158,7 +158,7 @@ class Dispatch:
         return found
 
     def _brings_nearer(self, chunk: int, orbit: Orbit) -> bool:
-        """Whether a link to a rank that does not want a chunk is on the shortest way to an unserved target."""
+        """Return whether a link is on the shortest way of a chunk to an unserved target."""
         graph = self.graph
         distance = graph.distance[graph.class_of[chunk]]
         holders = [r for r in range(graph.rank_count) if self.planned[r] >> chunk & 1]
@@ -200,7 +200,7 @@ class Dispatch:
         heapq.heappush(offers, (-score - self._connection_bonus(orbit), index, orbit, chunks))
 
     def _may_come(self, orbit: Orbit) -> int:
-        """How many chunks could still go over a link, now or later."""
+        """Count the chunks that could still go over a link, now or later."""
         graph, to = self.graph, orbit.target
         fresh = graph.spreads[orbit.link] & ~self.planned[to] & graph.wanted[to]
         if orbit.crosses and self.parameters.enter_once:
@@ -213,7 +213,7 @@ class Dispatch:
         return fresh.bit_count()
 
     def _more_comes(self, orbit: Orbit, mask: int) -> bool:
-        """Whether waiting a little would let more chunks travel along."""
+        """Return whether waiting a little would let more chunks travel along."""
         message_ns = self.graph.topology.links[orbit.link].message_ns
         until = self.now + self.parameters.linger * message_ns
         coming = self.coming[orbit.source]
@@ -226,7 +226,7 @@ class Dispatch:
         return bool(more & ~mask and self._of_use(orbit, more) & ~mask)
 
     def _sooner_elsewhere(self, orbit: Orbit, chunk: int) -> bool:
-        """Whether a chunk would be there sooner over a faster link, or goes to few ranks and has a shorter way."""
+        """Return whether a chunk would arrive sooner by a faster link, or, if few ranks want it, by a shorter way."""
         if self.graph.partial >> chunk & 1:
             return not self._brings_nearer(chunk, orbit)
         if not self.graph.faster[orbit.link] or not self.graph.spreading >> chunk & 1:
@@ -293,13 +293,13 @@ def dispatch(
     limit_ns: int | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[Send, ...] | None:
-    """One schedule, in order of dispatch; None if it got stuck or would not be done before the limit."""
+    """List scheduling, once: sends in order of dispatch; None if stuck or not done before the limit."""
     sends = Dispatch(graph, parameters, seed, release).run(limit_ns, cancelled)
     return None if sends is None else tuple(sends)
 
 
 def reachable(graph: SchedulingGraph) -> bool:
-    """Whether every chunk can reach its targets over the links of a graph."""
+    """Return whether every chunk can reach its targets over the links of a graph."""
     return all(
         min(graph.distance[graph.class_of[c]][source][goal] for source in chunk.sources) < UNREACHED
         for c, chunk in enumerate(graph.instance.chunks)

@@ -1,4 +1,4 @@
-"""How a collective problem is solved: one table of algorithms, each with the bound that proves it.
+"""Driver of collective problems: one table of algorithms, each with the bound that proves it.
 
 Each size gets its share of the time (:mod:`one_size`: list scheduling with restarts over forms, chunk counts and
 sketches, CP-SAT for what is small). Algorithms that are faster at another size than what was found there are taken
@@ -72,7 +72,7 @@ def plan_collective(
 
 
 def _plan(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ...], stopped_by: str) -> CollectivePlan:
-    """The table as a checked plan."""
+    """Build the checked plan of a table of algorithms."""
     objective, bound = (sum(ns) / 1e3 for ns in zip(*((a.time_ns, a.bound_ns) for a in table), strict=True))
     proved = all(algorithm.gap <= effort.options.gap for algorithm in table)
     plan = replace(
@@ -94,12 +94,12 @@ def _plan(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ..
 
 
 def _infeasible(problem: CollectiveProblem, effort: Effort, cut: Unreachable) -> CollectivePlan:
-    """No schedule exists: which chunk cannot reach which rank, and why."""
+    """Build the answer that no schedule exists: which chunk cannot reach which rank, and why."""
     return replace(_empty(problem, effort), status="infeasible", stopped_by="proof", infeasibility=cut)
 
 
 def _empty(problem: CollectiveProblem, effort: Effort) -> CollectivePlan:
-    """What every answer says of the run."""
+    """Collect the fields that every answer states about its run."""
     return CollectivePlan(
         name=problem.name,
         problem_sha256=problem.sha256,

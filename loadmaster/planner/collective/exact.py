@@ -1,4 +1,4 @@
-"""The last percent of small instances: routing and scheduling at once by CP-SAT, from a schedule in hand.
+"""Exact scheduling of small instances, for the last percent: routing and order at once by CP-SAT, from a schedule.
 
 Source: TACCL's variables as intervals, see :mod:`loadmaster.models.collective.intervals`. It pays where list scheduling
 is at its worst: few hops, dear messages, no symmetry.
@@ -27,7 +27,7 @@ SYMMETRIC_SHARE = 0.5
 def improve(
     instance: Instance, sends: Sequence[Send], bound_ns: int, seconds: float, effort: Effort
 ) -> tuple[Send, ...]:
-    """A schedule at least as fast as the one in hand.
+    """Search by CP-SAT for a schedule that is at least as fast as the one in hand.
 
     Looked for among those of one chunk a message, with the instance's symmetries first and then without; sums with
     several targets before they are whole, and then after. Where there are too many hops to choose from (``MOST_PAIRS``,

@@ -15,7 +15,7 @@ from loadmaster.planner.collective.restarts import OnBetter, Restarts
 
 
 class Searcher:
-    """The search on one instance; each call of :meth:`search` goes on where the last one stopped.
+    """Search for schedules of one instance; each call of :meth:`search` goes on where the last one stopped.
 
     Args:
         seed: the same seed and the same ``runs`` of each call give the same schedules.
@@ -45,13 +45,13 @@ class Searcher:
 
     @property
     def best_ns(self) -> int | None:
-        """How long it takes."""
+        """Time of the best schedule in ns."""
         return self._search.best_ns
 
     def search(
         self, *, bound_ns: int, seconds: float, gap: float = 0.0, runs: int | None = None
     ) -> tuple[Send, ...] | None:
-        """The best schedule found until one is within ``gap`` of the bound, or the time is up.
+        """Search until a schedule is within ``gap`` of the bound, or the time is up.
 
         Args:
             bound_ns: no schedule is faster; 0 where that is not known.

@@ -1,4 +1,4 @@
-"""Ranks as the points of a grid: what classic algorithms go through, one dimension after another.
+"""Grids of ranks, which classic algorithms go through one dimension after another.
 
 Every topology is a grid of one dimension, all ranks in a row. Nodes of equally many ranks make two: ranks of a node,
 nodes. A torus has those along which every rank has a link to the next and to the one before, and no other links.
@@ -23,12 +23,12 @@ class Dimension:
         return rank // self.stride % self.size
 
     def moved(self, rank: int, to: int) -> int:
-        """The rank at another place of this dimension."""
+        """Return the rank at another place of this dimension."""
         return rank + (to - self.at(rank)) * self.stride
 
 
 def flat(topology: Topology) -> Dimension:
-    """All ranks in a row."""
+    """Return all ranks in a row."""
     return Dimension(topology.rank_count, 1)
 
 

@@ -1,4 +1,4 @@
-"""Messages of which symmetries make all others: half a million of them are planned as a few thousand.
+"""Messages whose images under symmetries are all others: half a million are planned as a few thousand.
 
 A group of symmetries takes every chunk to as many others as it has elements. So one chunk of each orbit stands for all:
 its messages are made and ordered, and all others are their images, at the same times. While they are ordered, a
@@ -25,7 +25,7 @@ _MOST_IMAGES = 1 << 23
 
 @dataclass(frozen=True)
 class Images:
-    """What stands for what.
+    """Representatives of chunks and resources under the symmetries of an instance.
 
     Attributes:
         group: the symmetries, the identity first.
@@ -53,7 +53,7 @@ class Images:
 
 
 def images_of(instance: Instance) -> Images | None:
-    """Of an instance's symmetries; None where there are none, or some leave a chunk where it is or share resources."""
+    """Build the images under an instance's symmetries; None without any, or if one fixes a chunk or they collide."""
     topology, count = instance.topology, len(instance.chunks)
     if not instance.generators or topology.rank_count * count > _MOST_IMAGES:
         return None
@@ -65,13 +65,13 @@ def images_of(instance: Instance) -> Images | None:
 
 
 def representatives(instance: Instance, images: Images) -> Instance:
-    """The instance of the chunks that stand for all; others have no bytes."""
+    """Reduce an instance to the chunks that stand for all; others have no bytes."""
     chunks = (c if index in images.chunks else replace(c, size_bytes=0) for index, c in enumerate(instance.chunks))
     return replace(instance, chunks=tuple(chunks), generators=())
 
 
 def orbits_share_nothing(topology: Topology, elements: Sequence[Sequence[int]]) -> bool:
-    """Whether all images of every link under some permutations of ranks can be in use at one time."""
+    """Return whether all images of every link under some permutations of ranks can be in use at one time."""
     seen: set[int] = set()
     for index, link in enumerate(topology.links):
         if index not in seen:
@@ -84,7 +84,7 @@ def orbits_share_nothing(topology: Topology, elements: Sequence[Sequence[int]]) 
 
 
 def _resources(topology: Topology, generators: Sequence[Symmetry]) -> tuple[int, ...]:
-    """[resources] one of each orbit; those that the same links hold are one."""
+    """Representative of each resource: one of its orbit. Resources that the same links hold count as one."""
     holders = [frozenset(links) for links in holders_of(topology)]
     known: dict[frozenset[int], int] = {}
     joined = nx.utils.UnionFind(range(len(holders)))

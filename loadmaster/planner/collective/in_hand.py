@@ -1,7 +1,7 @@
 """The best table of algorithms while the search goes on.
 
 Sizes have their turns one after the other. Until it has one of its own, a size is lent the algorithm of another: its
-order of sends, timed anew. So there is a whole table as soon as one algorithm is found whose chunks all sizes divide
+order of sends, timed again. So there is a whole table as soon as one algorithm is found whose chunks all sizes divide
 into, as a rule at once.
 """
 
@@ -18,10 +18,10 @@ from loadmaster.planner.collective.table import MOST_MESSAGES, at_size
 
 
 class InHand:
-    """What the search has for each size.
+    """Best algorithms found so far, size by size.
 
     Attributes:
-        found: by size, of those whose turn is over.
+        found: by size, the algorithms of those whose turn is over.
         turn: the search for the size whose turn it is.
     """
 
@@ -33,7 +33,7 @@ class InHand:
         self._lent: dict[int, Algorithm] = {}
 
     def is_whole(self) -> bool:
-        """Whether every size has an algorithm, or can be lent the latest; asked whenever one is found."""
+        """Return whether every size has an algorithm, or can be lent the latest; asked whenever one is found."""
         known = self._known()
         latest = known[max(known)]
         missing = [size_bytes for size_bytes in self.problem.sizes_bytes if size_bytes not in known]
@@ -43,7 +43,7 @@ class InHand:
         return self._lender is not None
 
     def table(self) -> tuple[Algorithm, ...]:
-        """The fastest of every size: no slower than in the table before. What is proved of a size is its own.
+        """Table of the fastest algorithm of every size, none slower than in the table before. Bounds stay per size.
 
         Where one of them overtakes the other is not looked up: each serves from its own size on.
         """
@@ -65,7 +65,7 @@ class InHand:
         return self.found if best is None else {**self.found, best.size_bytes: best}
 
     def _lend(self, size_bytes: int) -> None:
-        """The lender's algorithm at another size, unless that has a faster one."""
+        """Lend a size the lender's algorithm, unless it has a faster one."""
         assert self._lender is not None, "asked for a whole table"
         lent = at_size(self.problem, self._lender, size_bytes)
         known = self._lent.get(size_bytes)

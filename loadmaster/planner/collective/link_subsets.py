@@ -1,4 +1,4 @@
-"""Which links a schedule may use: all of them, or a subset that makes chunks travel together.
+"""Subsets of links that a schedule may use: all of them, or those that make chunks travel together.
 
 Where each message costs time whatever its size, few long steps beat many short ones. On ranks that all reach each other
 a subset keeps only links whose offset, counted around the ranks, is a power of the radix times a digit: chunks that
@@ -21,7 +21,7 @@ Lanes = Literal["all", "rails", "one"]
 
 @dataclass(frozen=True, order=True)
 class LinkSubset:
-    """What is kept.
+    """Rule by which a subset keeps links.
 
     Attributes:
         local, nodes: radix of the offsets within a node and between nodes; 0 keeps all links, 1 those to the next.
@@ -38,7 +38,7 @@ FULL = LinkSubset()
 
 
 def links_of(instance: Instance, subset: LinkSubset, group: Sequence[Symmetry]) -> frozenset[int]:
-    """The links of a subset: whole orbits of those it keeps."""
+    """Select the links of a subset: whole orbits of those it keeps."""
     topology = instance.topology
     if subset == FULL:
         return frozenset(range(len(topology.links)))
@@ -69,7 +69,7 @@ def links_of(instance: Instance, subset: LinkSubset, group: Sequence[Symmetry]) 
 
 
 def offsets(count: int, radix: int) -> frozenset[int]:
-    """Offsets around that many places: digit * radix ** power, below the count."""
+    """Offsets around so many places: digit * radix ** power, below the count."""
     if radix == 0:
         return frozenset(range(1, count))
     if radix == 1:

@@ -1,6 +1,6 @@
 """The best algorithm of one size: candidates are forms, chunk counts and sketches; each move makes the best of them.
 
-The first schedule is a classic algorithm (:mod:`baseline`), so that there is one at once. Every candidate is scheduled
+The first schedule is a classic algorithm (:mod:`baseline`), so that one is in hand at once. Each candidate is scheduled
 once, in turn; those whose bound is no better than a schedule in hand are left out. The most promising, and then others,
 get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved
 or the time of this size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of
@@ -100,14 +100,14 @@ class OneSize:
 
     @property
     def proof(self) -> Proof:
-        """Of every form and number of chunks; made when it is first asked for."""
+        """Proof for every form and number of chunks; made when it is first asked for."""
         if self._proof is None:
             with self.effort.on_clock("build"):
                 self._proof = prove(self.problem, self.size_bytes, self._clock(BOUND_SHARE))
         return self._proof
 
     def run(self) -> Algorithm | None:
-        """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
+        """Search for the best algorithm; None if none was found, or none exists (``infeasible`` says why)."""
         method = self.effort.options.method
         form = forms_of(self.problem)[0]
         self.infeasible = self._all.whole(form, self._all.fewest(form)).cut
@@ -140,19 +140,19 @@ class OneSize:
 
     @property
     def algorithm(self) -> Algorithm | None:
-        """The best so far, with what is proved by now."""
+        """Best algorithm so far, with the bound proved so far."""
         return None if self.best is None else self._algorithm(self.best, self._proof)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def _baseline(self, baseline: Baseline, share: float) -> None:
-        """The classic algorithms whose chunks follow one another, for a share of the time; then where they stopped."""
+        """Try classic algorithms whose chunks follow one another, for a share of the time; go on where they stopped."""
         is_up = self._clock(share)
         best_ns = None if self.best is None else self.best.time_ns
         baseline.search(self._trees, best_ns, lambda: is_up() or self.over(1.0))
 
     def _trees(self, classic: TreeClassic, form: Form, chunk_count: int, made: Messages) -> int | None:
-        """Take one of them if it is better; its time."""
+        """Schedule a classic algorithm of trees, take it if it is better, and return its time."""
         if self.effort.cancelled():
             return None
         candidate = self._all.classic(form, chunk_count)
@@ -168,7 +168,7 @@ class OneSize:
         return time_ns
 
     def _classics(self) -> None:
-        """The classic algorithms whose chunks travel together."""
+        """Try the classic algorithms whose chunks travel together."""
         until_s = self.effort.elapsed_s + CLASSICS_SHARE * (self.until_s - self.began_s)
         wholes: dict[Form, Whole] = {}
         for form in forms_of(self.problem):
@@ -188,7 +188,7 @@ class OneSize:
                 self._offer(candidate, sends, classic.name)
 
     def _first(self, candidate: Candidate, method: str, share: float) -> None:
-        """A first schedule of a candidate, until a share of the time is up where there is one already."""
+        """Find a first schedule of a candidate; where another schedule is in hand, until a share of the time is up."""
         if candidate.instance is not candidate.whole.instance and unreachable(candidate.instance) is not None:
             return
         if self.best is not None and candidate.bound.ns >= self.best.time_ns:
@@ -203,7 +203,7 @@ class OneSize:
         self._greedy(candidate, seconds, FIRST_RUNS)
 
     def _prove(self) -> None:
-        """A better bound of the form that has the least, from the routing relaxation."""
+        """Raise the bound of the form with the weakest one, by the routing relaxation."""
         best, weakest = self.best, self.proof.weakest
         if best is None or weakest.instance.combines or _ways(weakest.instance) > MOST_WAYS:
             return
@@ -228,7 +228,7 @@ class OneSize:
             self._proof = self.proof.with_bound(weakest.form, proved)
 
     def _restart(self, share: float) -> None:
-        """More list scheduling for the most promising, for a share of the time left; then for the others."""
+        """Go on with list scheduling of the most promising, for a share of the time left; then of the others."""
         until_s = self.effort.elapsed_s + share * self.left_s
         while not self.over(1.0) and self.effort.elapsed_s < until_s and (finalists := self._finalists()):
             seconds = (until_s - self.effort.elapsed_s) / len(finalists)
@@ -240,7 +240,7 @@ class OneSize:
                 candidate.is_exhausted = self.effort.elapsed_s - began_s < GIVES_UP * seconds
 
     def _in_steps(self) -> None:
-        """Few steps of long messages: small programs first, and the fewest steps before more."""
+        """Look for schedules in few steps of long messages: small programs first, and the fewest steps before more."""
         is_up, share_s = self._clock(STEPS_SHARE), STEPS_SHARE / STEPS_TURNS * (self.until_s - self.began_s)
         limit_s = max(share_s, SMALL_S)
         sized = [(columns, place) for place, c in enumerate(self.candidates) if (columns := columns_of(c.instance))]
@@ -255,7 +255,7 @@ class OneSize:
                 self._offer(candidate, sends, "steps")
 
     def _exact(self) -> None:
-        """From the schedule in hand: CP-SAT, and its messages merged anew."""
+        """Improve the best schedules: by CP-SAT, then by merging their messages again."""
         best = self.best
         if self.over(1.0):
             return
@@ -298,8 +298,7 @@ class OneSize:
         return min(self.until_s - self.effort.elapsed_s, self.effort.left_s) - CHECKS * self.check_s
 
     def over(self, share: float) -> bool:
-        """Whether a share of the time is up, the gap proved, or the caller out of patience: asked where there is more
-        to try."""
+        """Return whether to stop: time share up, gap proved, or cancelled. Ask it only where there is more to try."""
         spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
         if spent or self.left_s <= 0:
             self.effort.cut_short = True
@@ -307,17 +306,17 @@ class OneSize:
         return self.effort.over() or self._is_proved()
 
     def _clock(self, share: float) -> Callable[[], bool]:
-        """Whether a share of the time of this size, from now on, is up, or the caller wants no more."""
+        """Start a clock: it says whether a share of this size's time has passed since, or the caller cancelled."""
         until_s = self.effort.elapsed_s + share * (self.until_s - self.began_s)
         return lambda: self.effort.elapsed_s >= until_s or self.effort.cancelled()
 
     def _is_proved(self) -> bool:
-        """Whether the best is within the gap that was asked for."""
+        """Return whether the best schedule is within the gap that was asked for."""
         best = self.best
         return best is not None and best.time_ns - self.proof.bound.ns <= self.effort.options.gap * best.time_ns
 
     def _finalists(self) -> list[Candidate]:
-        """The most promising, those whose bound leaves something to gain."""
+        """Pick the most promising candidates, those whose bound leaves something to gain."""
         hopeful = [c for c in self.candidates if not c.is_exhausted]
         if self.best is None:
             return hopeful[:FINALISTS]
@@ -326,7 +325,7 @@ class OneSize:
         return hopeful[:1] + [c for c in hopeful[1:FINALISTS] if c.time_ns <= NEAR * best_ns]
 
     def _offer(self, candidate: Candidate, sends: Sequence[Send] | None, method: str) -> None:
-        """Take a schedule if it is better; every one is checked."""
+        """Check a schedule and take it if it is better."""
         if sends is None:
             return
         began_s = self.effort.elapsed_s
@@ -371,5 +370,5 @@ class OneSize:
 
 
 def _ways(instance: Instance) -> int:
-    """Ways of a chunk over a link."""
+    """Count the ways of a chunk over a link."""
     return sum(map(len, instance.usable_links))

@@ -1,4 +1,4 @@
-"""What a restart of list scheduling may choose."""
+"""Parameters that a restart of list scheduling may choose."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["tail", "bulk", "rare"]
-"""Which offer a port takes first: ``tail`` the chunk with the longest way still to go; ``bulk`` the message with the
-most chunks; ``rare`` the chunk that the fewest ranks around have."""
+"""Rule for the offer that a port takes first: ``tail`` the chunk with the longest way still to go; ``bulk`` the message
+with the most chunks; ``rare`` the chunk that the fewest ranks around have."""
 
 UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """One restart.
+    """Parameters of one restart of list scheduling.
 
     Attributes:
         batch: most chunks of one message between nodes.

@@ -22,7 +22,7 @@ Move = Callable[[Instance, Sequence[Send], int, float, Effort], tuple[Send, ...]
 
 
 def summing(instance: Instance, roots: Sequence[int]) -> Instance:
-    """The first phase: sums to their roots. What is no sum stays where it is."""
+    """Build the first phase: sums to their roots. Other chunks stay where they are."""
     chunks = tuple(
         replace(chunk, targets=(root,)) if chunk.reduces else replace(chunk, targets=chunk.sources)
         for chunk, root in zip(instance.chunks, roots, strict=True)
@@ -31,7 +31,7 @@ def summing(instance: Instance, roots: Sequence[int]) -> Instance:
 
 
 def joined(instance: Instance, sums: Sequence[Send], copies: Sequence[Send]) -> tuple[Send, ...]:
-    """Both phases in one schedule."""
+    """Join both phases in one schedule."""
     end_ns = finish_ns(instance, sums)
     later = tuple(replace(send, start_ns=send.start_ns + end_ns) for send in copies)
     return retime(instance, in_order((*sums, *later)))
@@ -58,7 +58,7 @@ def phase_by_phase(
 
 
 def _roots(instance: Instance, sends: Sequence[Send]) -> tuple[int, ...] | None:
-    """Per chunk, the one rank whose part of the sum is not sent on (of what is no sum: any source)."""
+    """Root of each chunk: the one rank whose part of the sum is not sent on; any source of a chunk without a sum."""
     left = [set(chunk.sources) for chunk in instance.chunks]
     for send in sends:
         if send.combines:
@@ -74,5 +74,5 @@ def _roots(instance: Instance, sends: Sequence[Send]) -> tuple[int, ...] | None:
 
 
 def _symmetric(phase: Instance) -> Instance:
-    """With the symmetries that map roots onto roots."""
+    """Keep the symmetries of a phase that map roots onto roots."""
     return replace(phase, generators=tuple(g for g in phase.generators if breaks_chunks(phase.chunks, g) is None))

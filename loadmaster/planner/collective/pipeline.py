@@ -26,14 +26,14 @@ from loadmaster.planner.collective.reversal import choose_roots, gathering, reve
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 from loadmaster.planner.effort import Effort
 
-# Of the time, for routes: they are there within seconds, and the proof of their optimum is no proof of a schedule's.
+# Of the time, for routes: they are there within seconds, and the proof of their optimum proves nothing of a schedule.
 ROUTING_SHARE = 0.4
 # Of the time left, for the order by interval scheduling: it is optimal within a second or not worth more.
 INTERVALS_SHARE = 0.25
 
 
 def pipeline(instance: Instance, effort: Effort, seconds: float) -> tuple[Send, ...] | None:
-    """All three steps; None where no routes were found in time.
+    """Plan by all three steps; None where no routes were found in time.
 
     Sums are routed backwards, from their roots, and what follows them is planned as a collective of its own that starts
     after them, as early as the orders of the resources allow (section 5.7).
@@ -59,7 +59,7 @@ def pipeline(instance: Instance, effort: Effort, seconds: float) -> tuple[Send, 
 
 
 def _phase(instance: Instance, routed: Instance, effort: Effort, seconds: float) -> tuple[Send, ...] | None:
-    """The three steps on an instance whose routes are those of another with the same links (of the reversed one)."""
+    """Run the three steps on an instance with the routes of ``routed``, which has the same links, maybe reversed."""
     until_s = effort.elapsed_s + seconds
     with effort.on_clock("build"):
         bound_ns = lower_bound(instance).ns
@@ -79,7 +79,7 @@ def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, 
         seconds: at most.
 
     Raises:
-        InputError: a route is no tree, see :func:`loadmaster.models.collective.hops.hops_of`.
+        InputError: a route is not a tree, see :func:`loadmaster.models.collective.hops.hops_of`.
     """
     with effort.on_clock("build"):
         orders = [order(instance, routes, rule, backward=b) for rule, b in product(HEURISTICS, (False, True))]
@@ -95,7 +95,7 @@ def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, 
 def polish(
     instance: Instance, schedule_in_hand: Sequence[Send], bound_ns: int, seconds: float, effort: Effort
 ) -> tuple[Send, ...]:
-    """Step 3 on the order of a schedule in hand: merge its messages anew. Never slower than it.
+    """Merge the messages of a schedule in hand again (step 3 on its order). Never slower than it.
 
     Arguments as for :func:`schedule`.
     """
@@ -132,7 +132,7 @@ class _Search:
         return good or self.left_s < LEAST_SECONDS or self.effort.over()
 
     def with_intervals(self, routes: Routes, orders: Sequence[Ordered]) -> Iterator[Ordered]:
-        """The best heuristic order, the order that interval scheduling finds, then the other heuristics' orders."""
+        """Yield the best heuristic order, the one that interval scheduling finds, then the other heuristic orders."""
         yield orders[0]
         with self.effort.on_clock("build"):
             horizon_ns = time_ns(orders[0], alone(orders[0]))

@@ -1,4 +1,4 @@
-"""Which problems are too large to plan: refused at once, with the size that can be planned.
+"""Limit on the size of problems: those too large to plan are refused at once, with the size that can be planned.
 
 What a plan costs in time and in memory goes by its *deliveries*: chunks times the ranks that must get them. List
 scheduling takes about a millisecond and 3 KiB for each of them.
@@ -15,7 +15,7 @@ MOST_DELIVERIES = 1 << 18
 
 
 def deliveries(problem: CollectiveProblem, chunk_count: int) -> int:
-    """How often a chunk must arrive at a rank that wants it; of sums that go on, the results."""
+    """Count the deliveries of a problem: for each chunk the ranks that must get it; of sums that go on, the results."""
     if problem.custom is not None:
         return sum(len(set(chunk.targets) - set(chunk.sources)) for chunk in problem.custom)
     ranks = problem.topology.rank_count
@@ -24,7 +24,7 @@ def deliveries(problem: CollectiveProblem, chunk_count: int) -> int:
 
 
 def expect_plannable(problem: CollectiveProblem) -> None:
-    """Refuse what is too large.
+    """Refuse a problem that is too large to plan.
 
     Raises:
         InputError: naming what makes it so, and the most that can be planned.

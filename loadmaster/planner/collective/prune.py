@@ -15,12 +15,12 @@ from loadmaster.models.collective.plan import Send
 
 
 def in_order(sends: Sequence[Send]) -> tuple[Send, ...]:
-    """By start, then source, then target."""
+    """Sort sends by start, then source, then target."""
     return tuple(sorted(sends, key=lambda send: (send.start_ns, send.source, send.target, send.chunks)))
 
 
 def prune(instance: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
-    """Without what is on no path to a target.
+    """Take out sends that are on no path to a target.
 
     A copy serves when its rank wants the chunk or sends it on; later copies of what a rank has by then serve nobody.
     Sums serve always: every part must arrive.
@@ -45,7 +45,7 @@ def prune(instance: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
 def retime(
     instance: Instance, sends: Sequence[Send], ready_ns: Mapping[tuple[int, int], int] | None = None
 ) -> tuple[Send, ...]:
-    """The same sends in the same order, each as early as can be.
+    """Start every send as early as its order allows.
 
     Args:
         ready_ns: from when on a source has a chunk, (chunk, rank) to time; 0 where it is missing.
@@ -57,12 +57,12 @@ def retime(
 
 
 def finish_ns(instance: Instance, sends: Sequence[Send]) -> int:
-    """When the last send has arrived, as the sends are timed."""
+    """Time in ns at which the last send has arrived, as the sends are timed."""
     return max((_arrival_ns(instance, send) for send in sends), default=0)
 
 
 def time_at(instance: Instance, sends: Sequence[Send]) -> int:
-    """How long a schedule takes on an instance of the same chunks at another size, its order kept."""
+    """Time in ns of a schedule on an instance of the same chunks at another size, its order kept."""
     return _retimed(instance, sends, {})[1]
 
 

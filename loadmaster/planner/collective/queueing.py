@@ -1,4 +1,4 @@
-"""Given messages, started as soon as the resources of their links are free, the most urgent first.
+"""List scheduling of given messages: each starts as soon as the resources of its link are free, the most urgent first.
 
 Who sends what to whom is settled, and so is a sequence that works: a message waits for all messages before it in the
 sequence that bring any of its chunks to its source. What is left is the order on each resource. A message that waits
@@ -30,7 +30,7 @@ def queued(
     over: Callable[[], bool] = lambda: False,
     images: Images | None = None,
 ) -> tuple[Send, ...] | None:
-    """The messages with their starts, in order; None where the time was up before.
+    """Schedule messages: with their starts, in order; None where the time was up before.
 
     Args:
         messages: in a sequence that works; what they say of their starts is not looked at.
@@ -43,7 +43,7 @@ def queued(
 
 
 class _Run:
-    """The state between events."""
+    """State between events of :func:`queued`."""
 
     def __init__(
         self, instance: Instance, messages: Sequence[Send], turns: Sequence[int], images: Images | None
@@ -66,7 +66,7 @@ class _Run:
         self._events: list[tuple[int, int]] = []
 
     def schedule(self) -> tuple[Send, ...]:
-        """What was started, in order."""
+        """Return the sends that were started, in order."""
         found = [
             Send(start_ns, send.source, send.target, send.chunks, send.combines)
             for start_ns, send in zip(self._starts, self._messages, strict=True)
@@ -98,7 +98,7 @@ class _Run:
         return True
 
     def _arrived(self, message: int) -> list[int]:
-        """The links over which more may be sent now."""
+        """Release the messages that waited for one; return the links over which more may be sent now."""
         found = []
         for later in self._opens[message]:
             self._waits[later] -= 1
@@ -107,7 +107,7 @@ class _Run:
         return found
 
     def _add(self, message: int) -> int:
-        """Let a message wait for its link."""
+        """Let a message wait for its link; return that link."""
         link = self._link[message]
         if not self._ready[link]:
             for resource in self._held[link]:
@@ -116,7 +116,7 @@ class _Run:
         return link
 
     def _start(self, now: int, touched: set[int]) -> None:
-        """Whatever can start on some links."""
+        """Start whatever can start on some links."""
         offers = sorted((self._ready[link][0], link) for link in touched if self._ready[link])
         for _, link in offers:
             held = self._held[link]
@@ -134,7 +134,7 @@ class _Run:
             heapq.heappush(self._events, (now + self._lasts_ns[message], message))
 
     def _urgency(self, turns: Sequence[int]) -> list[int]:
-        """Per message its path, less half of the time by which its chunk is due later than the first."""
+        """Urgency of each message: its path, less half of the time by which its chunk is due later than the first."""
         work_ns = [0] * len(self._free_ns)
         for busy_ns, link in zip(self._busy_ns, self._link, strict=True):
             for resource in self._held[link]:
@@ -143,7 +143,7 @@ class _Run:
         return [path_ns - int(turn * apart_ns) for path_ns, turn in zip(self._paths(), turns, strict=True)]
 
     def _paths(self) -> list[int]:
-        """Per message, the longest path from its start to an end, each message at its own duration."""
+        """Longest path from each message's start to an end, each message at its own duration."""
         found = list(self._lasts_ns)
         for m in range(len(found) - 1, -1, -1):
             if self._opens[m]:
@@ -152,7 +152,7 @@ class _Run:
 
 
 def _durations(instance: Instance, messages: Sequence[Send], links: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Per message, how long it holds its link, and how long it is on its way."""
+    """Times of each message in ns: how long it holds its link, and how long it is on its way."""
     known: dict[tuple[int, int], int] = {}
     busy, lasts = [], []
     sizes = [chunk.size_bytes for chunk in instance.chunks]
@@ -167,7 +167,7 @@ def _durations(instance: Instance, messages: Sequence[Send], links: Sequence[int
 
 
 def _dependencies(messages: Sequence[Send]) -> tuple[list[list[int]], list[int]]:
-    """Per message, those that wait for it, and for how many it waits."""
+    """Dependencies of each message: those that wait for it, and for how many it waits."""
     arrivals: dict[tuple[int, int], list[int]] = {}
     opens: list[list[int]] = [[] for _ in messages]
     waits = [0] * len(messages)

@@ -56,7 +56,7 @@ OnBetter = Callable[[tuple[Send, ...], int], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """One restart but its seed: ``powers`` are those of the instance's generators that it keeps; 0 drops one."""
+    """Setting of one restart, without its seed. ``powers`` are those of the generators that it keeps; 0 drops one."""
 
     parameters: Parameters
     subset: LinkSubset
@@ -71,7 +71,7 @@ Change = Callable[[Setting], Setting]
 
 @dataclass
 class Restarts:
-    """The search on one instance.
+    """Search for schedules of one instance by restarts of list scheduling.
 
     Args:
         usable: per chunk the links it may use; None: as the instance says.
@@ -156,7 +156,7 @@ class Restarts:
                 self.on_better(sends, time_ns)
 
     def _is_small(self) -> bool:
-        """Whether the plainest schedule is worth its time: it has a send for each target, and builds on nothing."""
+        """Return whether the plainest schedule is worth its time: it has a send per target, and builds on nothing."""
         targets = sum(len(chunk.targets) for chunk in self.instance.chunks)
         return targets <= SMALL_TARGETS and self.release is NOTHING_BEFORE
 
@@ -182,7 +182,7 @@ class Restarts:
         return found if self.release.taken else retime(self.instance, found, self.release.ready_ns)
 
     def _graph(self, setting: Setting) -> SchedulingGraph | None:
-        """The graph of a setting; None where its links do not reach every target."""
+        """Build the graph of a setting; None where its links do not reach every target."""
         key = replace(setting, parameters=Parameters())
         if key not in self.graphs:
             generators = zip(self.instance.generators, setting.powers, strict=True)
@@ -225,7 +225,7 @@ class Restarts:
             yield self._changed(fixed)
 
     def _fixed(self) -> Iterator[Setting]:
-        """The fixed list: the sum of how far each choice is from the plainest orders it."""
+        """Yield the fixed settings, ordered by the sum of how far each choice is from the plainest."""
         merged_near = _merges(self.weight[False], self._most_chunks())
         merged_far = _merges(self.weight[True], self._most_chunks(), self.per_nic)
         costs = max(self.weight.values())
@@ -244,7 +244,7 @@ class Restarts:
         yield from (setting for _, setting in choices[:FIXED_SETTINGS])
 
     def _subsets(self) -> list[LinkSubset]:
-        """Skeletons that differ in their links, the likeliest first."""
+        """List link subsets that differ in their links, the likeliest first."""
         count = self.instance.topology.node_count
         wanted = any(wish > 0 for wish in self.instance.connections)
         if max(self.weight.values()) < LINK_SUBSETS_MATTER and not wanted:
@@ -259,11 +259,11 @@ class Restarts:
         return list(distinct.values())
 
     def _moves(self) -> bool:
-        """Whether any chunk has one source and one target."""
+        """Return whether any chunk has one source and one target."""
         return any(len(chunk.sources) == len(chunk.targets) == 1 for chunk in self.instance.chunks)
 
     def _shares_nics(self) -> bool:
-        """Whether several ranks of a node leave it over the same resource."""
+        """Return whether several ranks of a node leave it over the same resource."""
         topology = self.instance.topology
         leaves = {(k.source, resource) for k in topology.links if topology.crosses(k) for resource in k.resources}
         owns = Counter(resource for _, resource in leaves)
@@ -276,7 +276,7 @@ class Restarts:
         return max(2, len(self.instance.chunks))
 
     def _changed(self, fixed: Sequence[Setting]) -> Setting:
-        """One of the best settings with something changed."""
+        """Return one of the best settings with something changed."""
         chance = self.random
         # Of settings that gave the same time the last one: they often differ in nothing that mattered.
         by_time = {time_ns: setting for setting, time_ns in self.tried.items()}
@@ -289,7 +289,7 @@ class Restarts:
         return _with(change(setting), noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))
 
     def _changes(self) -> tuple[tuple[int, Change], ...]:
-        """What may change in a setting, with the weight of each change; its noise changes in any case."""
+        """List possible changes of a setting, each with its weight; the noise changes in any case."""
         choice = self.random.choice
         far = _merges(self.weight[True], self._most_chunks(), self.per_nic)
         near = _merges(self.weight[False], self._most_chunks())
@@ -311,12 +311,12 @@ class Restarts:
 
 
 def _with(setting: Setting, **changes: Any) -> Setting:
-    """The setting with other parameters."""
+    """Return a setting with other parameters."""
     return replace(setting, parameters=replace(setting.parameters, **changes))
 
 
 def _power(generator: Symmetry, n: int) -> Symmetry:
-    """A symmetry applied n times."""
+    """Apply a symmetry n times."""
     ranks, chunks = generator.ranks, generator.chunks
     for _ in range(n - 1):
         ranks = tuple(generator.ranks[r] for r in ranks)
@@ -325,7 +325,7 @@ def _power(generator: Symmetry, n: int) -> Symmetry:
 
 
 def _crossings_per_nic(instance: Instance) -> int:
-    """About how many chunks go through each NIC: what one message can carry at most if nothing is sent twice."""
+    """Estimate how many chunks go through each NIC: what one message can carry at most if nothing is sent twice."""
     topology = instance.topology
     held = Counter(resource for k in topology.links if topology.crosses(k) for resource in k.resources)
     nics = {max(k.resources, key=lambda resource: held[resource]) for k in topology.links if topology.crosses(k)}

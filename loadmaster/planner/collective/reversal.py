@@ -6,7 +6,7 @@ to it have come, so every part is summed exactly once. ReduceScatter and Reduce 
 of the reversed topology; AllReduce goes on with an AllGather from the roots.
 
 A reversed send that arrived at a has to start at (finish - a) and holds its resources from then on; where links of one
-resource differ in latency these spans may overlap, so starts are computed anew with the order kept.
+resource differ in latency these spans may overlap, so starts are computed again with the order kept.
 
 Source: [Shah23], section 5.7 (combining collectives).
 """
@@ -25,7 +25,7 @@ from loadmaster.planner.collective.prune import finish_ns, in_order, retime
 
 
 def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
-    """For each chunk the rank where its sum is completed: one of its targets, shared out evenly.
+    """Choose for each chunk the rank where its sum is completed: one of its targets, shared out evenly.
 
     Over those with links to other nodes and from there, where there are any: what comes to others has farther to go.
     Where no target can reach the others, another rank that all parts can reach.
@@ -62,7 +62,7 @@ def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
 
 
 def gathering(instance: Instance, roots: Sequence[int]) -> Instance:
-    """What is left once sums are complete at their roots: to copy them, and all other chunks, to their targets."""
+    """Build the instance that is left once sums are complete at their roots: copying all chunks to their targets."""
     chunks = tuple(
         replace(chunk, sources=(root,), reduces=False) if chunk.reduces else chunk
         for chunk, root in zip(instance.chunks, roots, strict=True)
@@ -71,7 +71,7 @@ def gathering(instance: Instance, roots: Sequence[int]) -> Instance:
 
 
 def reversed_summing(instance: Instance, roots: Sequence[int]) -> Instance:
-    """The spreading of each sum's chunk from its root to all that have a part, over the links the other way.
+    """Build the spreading of each sum's chunk from its root to all that have a part, over the links the other way.
 
     Which links a chunk may use is that of the instance, link by link: a link keeps its index. The senders of chunks are
     therefore left out here.
@@ -84,7 +84,7 @@ def reversed_summing(instance: Instance, roots: Sequence[int]) -> Instance:
 
 
 def relabelling(spreading: Instance, usable: Sequence[Sequence[int]], after: Instance) -> Symmetry | None:
-    """New names of ranks and chunks under which spreading a sum, reversed, is the copying that follows it.
+    """Find new names of ranks and chunks under which spreading a sum, reversed, is the copying that follows it.
 
     The schedule of the one then serves the other. Looked for among turns, reflections and exchanges of the ranks of
     every node.
@@ -122,7 +122,7 @@ def relabelling(spreading: Instance, usable: Sequence[Sequence[int]], after: Ins
 
 
 def relabelled(sends: Sequence[Send], names: Symmetry) -> tuple[Send, ...]:
-    """The same sends between the ranks and of the chunks of other names."""
+    """Rename the ranks and chunks of sends."""
     return in_order(
         [
             Send(
@@ -137,7 +137,7 @@ def relabelled(sends: Sequence[Send], names: Symmetry) -> tuple[Send, ...]:
 
 
 def _likely(topology: Topology) -> Iterator[tuple[int, ...]]:
-    """Permutations of ranks that move all nodes alike: none, exchanges, reflections and turns."""
+    """Yield permutations of ranks that move all nodes in the same way: none, exchanges, reflections and turns."""
     nodes = list(topology.ranks_of_node.values())
     size = len(nodes[0])
     if any(len(node) != size for node in nodes):
@@ -153,7 +153,7 @@ def _likely(topology: Topology) -> Iterator[tuple[int, ...]]:
 
 
 def _images(before: Topology, after: Topology, ranks: Sequence[int]) -> list[int] | None:
-    """Per link of one topology, the link of another that it goes to; None where one has none like it."""
+    """Image of each link of a topology in another; None where a link has none like it."""
     if len(before.links) != len(after.links):
         return None
     found: list[int] = []
@@ -170,7 +170,7 @@ def _images(before: Topology, after: Topology, ranks: Sequence[int]) -> list[int
 
 
 def reverse(instance: Instance, spreading: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
-    """The sends that sum, from those that spread.
+    """Turn sends that spread into the sends that sum.
 
     Args:
         instance: whose chunks reduce.
@@ -185,7 +185,7 @@ def reverse(instance: Instance, spreading: Instance, sends: Sequence[Send]) -> t
 
 
 def sums_ready_ns(instance: Instance, roots: Sequence[int], sends: Sequence[Send]) -> dict[tuple[int, int], int]:
-    """When each sum is complete at its root: (chunk, root) to time; others than sums are missing."""
+    """Time in ns at which each sum is complete at its root, by (chunk, root); other chunks are missing."""
     ready = {(c, roots[c]): 0 for c, chunk in enumerate(instance.chunks) if chunk.reduces}
     for send in sends:
         arrival = finish_ns(instance, (send,))
@@ -196,7 +196,7 @@ def sums_ready_ns(instance: Instance, roots: Sequence[int], sends: Sequence[Send
 
 
 def taken(instance: Instance, sends: Sequence[Send]) -> dict[int, list[tuple[int, int]]]:
-    """Per resource, when these sends hold it."""
+    """Spans of time in which sends hold each resource."""
     topology = instance.topology
     spans: dict[int, list[tuple[int, int]]] = {}
     for send in sends:

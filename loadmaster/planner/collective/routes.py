@@ -1,4 +1,4 @@
-"""One way for each chunk that moves, so that no resource gets far more than its share.
+"""Routes of chunks that move, one for each, so that no resource gets far more than its share.
 
 Shortest ways alone crowd: a NIC next to the target looks as near as seven others. Here chunks are routed one after the
 other, those that have far to go first (they also go first once they are scheduled), each along the way that raises the
@@ -23,7 +23,7 @@ def balanced_routes(
     group: Sequence[Symmetry],
     share: float,
 ) -> dict[int, tuple[int, ...]]:
-    """Per chunk the links it takes, in order.
+    """Route each chunk: the links it takes, in order.
 
     Args:
         chunks: chunk to (bytes, source, target, links it may use); all images of a chunk are among them.
@@ -68,7 +68,7 @@ def _shortest(
     load: Sequence[float],
     share: float,
 ) -> tuple[int, ...]:
-    """The way that raises the most work least, then the shortest; empty where there is none."""
+    """Find the way that raises the most work least, then the shortest; empty without any way."""
     highest = max(load)
     best = {source: (0.0, 0.0)}
     came: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What list scheduling works on: orbits of links, distances, islands, and which chunks each link may carry.
+"""Graph that list scheduling works on: orbits of links, distances, islands, and which chunks each link may carry.
 
 A :class:`SchedulingGraph` is made once for an instance and a choice of links (a *subset*, see
 :mod:`loadmaster.planner.collective.link_subsets`) and serves every restart. Sets of chunks are integers used as bit
@@ -26,7 +26,7 @@ UNREACHED = 1e30
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The indices of the bits that are set, ascending."""
+    """Yield the indices of the bits that are set, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -57,7 +57,7 @@ class Orbit:
 
 @dataclass(frozen=True)
 class Release:
-    """What a schedule must build on: when chunks are where they start, and when resources are taken.
+    """Times that a schedule must build on: when chunks are where they start, and when resources are taken.
 
     Attributes:
         ready_ns: when a source has a chunk; sources that are missing have it at 0.
@@ -72,7 +72,7 @@ NOTHING_BEFORE = Release()
 
 
 class SchedulingGraph:
-    """An instance made ready for list scheduling.
+    """Instance made ready for list scheduling.
 
     Args:
         links: the links that schedules may use; None: all. A union of orbits.
@@ -118,13 +118,13 @@ class SchedulingGraph:
         self._masks(slack, share, self._same_nic(kept) if late else frozenset())
 
     def message_ns(self, link: int, chunks: Sequence[int]) -> tuple[int, int]:
-        """(occupancy, time to arrival) of a message of these chunks."""
+        """Return (occupancy, time to arrival) in ns of a message of some chunks."""
         over = self.topology.links[link]
         occupancy = over.occupancy_ns(sum(self.sizes[c] for c in chunks))
         return occupancy, occupancy + over.latency_ns
 
     def _classes(self, usable: Sequence[Sequence[int]], kept: frozenset[int]) -> None:
-        """Chunks that may use the same links share distances."""
+        """Divide chunks into classes: those that may use the same links share distances."""
         known: dict[int, int] = {}
         sets: dict[frozenset[int], int] = {}
         self.class_of: list[int] = []
@@ -135,7 +135,7 @@ class SchedulingGraph:
         self.class_links: list[frozenset[int]] = list(sets)
 
     def _islands(self, kept: frozenset[int]) -> None:
-        """Ranks of a node that reach each other within it: a chunk need enter each island only once."""
+        """Find islands, ranks of a node that reach each other within it: a chunk need enter each only once."""
         graph = nx.DiGraph()
         graph.add_nodes_from(range(self.rank_count))
         links = self.topology.links
@@ -149,7 +149,7 @@ class SchedulingGraph:
                 self.island_of[rank] = index
 
     def _distances(self) -> None:
-        """Per class: time from rank to rank at the typical size, and from a rank to one that may leave its island."""
+        """Compute, per class, the time from rank to rank at the typical size, and to one that may leave its island."""
         self.distance: list[list[list[float]]] = []
         self.to_gateway: list[list[float]] = []
         self.leaving_ns = 0.0
@@ -171,7 +171,7 @@ class SchedulingGraph:
             self.to_gateway.append(near.tolist())
 
     def _same_nic(self, kept: frozenset[int]) -> frozenset[int]:
-        """Links between ranks of an island that leave it over a resource that they share."""
+        """Find links between ranks of an island that leave it over a resource that they share."""
         links = self.topology.links
         leaves: list[set[int]] = [set() for _ in range(self.rank_count)]
         for k in kept:
@@ -189,7 +189,7 @@ class SchedulingGraph:
         )
 
     def _masks(self, slack: float, share: float, same_nic: frozenset[int]) -> None:
-        """Which chunks move, which spread, and what each link may do for them; those of ``same_nic`` come last."""
+        """Compute which chunks move or spread, and what each link does for them; those of ``same_nic`` come last."""
         chunks = self.instance.chunks
         self.spreading = 0
         # Chunks that spread, but not to every rank: others may have to pass them on.
@@ -241,7 +241,7 @@ class SchedulingGraph:
         self.faster = self._faster_into()
 
     def _advances(self, link: int, index: int, goal: int, slack: float) -> bool:
-        """Whether a link is on a way to a goal that is short enough, for chunks of a class."""
+        """Return whether a link is on a way to a goal that is short enough, for chunks of a class."""
         over = self.topology.links[link]
         left, now = self.distance[index][over.target][goal], self.distance[index][over.source][goal]
         return left < now < UNREACHED and self.transfer_ns[link] + 1.0 + left <= now * (1.0 + slack)
@@ -266,7 +266,7 @@ class SchedulingGraph:
             self.forwards[k] = sorted(of.items(), reverse=True)
 
     def _faster_into(self) -> dict[int, tuple[int, ...]]:
-        """Per representative link, links into the same rank that are faster."""
+        """Find, per representative link, links into the same rank that are faster."""
         found: dict[int, tuple[int, ...]] = {}
         kept: set[int] = set().union(*self.class_links)
         for orbit in self.orbits:
@@ -278,13 +278,13 @@ class SchedulingGraph:
 
 
 def typical_bytes(instance: Instance) -> int:
-    """The mean size of the chunks that have any bytes, rounded up; 1 where none has."""
+    """Mean size of the chunks that have any bytes, rounded up; 1 where none has."""
     sizes = [chunk.size_bytes for chunk in instance.chunks if chunk.size_bytes]
     return -(-sum(sizes) // len(sizes)) if sizes else 1
 
 
 def orbits_of(instance: Instance, kept: frozenset[int], group: Sequence[Symmetry]) -> list[Orbit]:
-    """The orbits of links, without those of which two members share a resource: they could never start together."""
+    """Find the orbits of links, without those in which two share a resource: these could never start together."""
     topology = instance.topology
     seen: set[int] = set()
     found: list[Orbit] = []

@@ -17,7 +17,7 @@ from loadmaster.planner.collective.prune import retime
 
 
 def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None) -> tuple[Send, ...] | None:
-    """One send after the other, retimed; None where a target cannot be reached.
+    """Send one chunk after the other, retimed; None where a target cannot be reached.
 
     Args:
         usable: per chunk the links it may use; None: as the instance says.
@@ -47,7 +47,7 @@ def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None
 
 
 def _ways(instance: Instance, chunk: Chunk, allowed: Sequence[int]) -> dict[int, list[int]]:
-    """Per rank that can be reached, the shortest way of a chunk to it."""
+    """Find the shortest way of a chunk to each rank that can be reached."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(instance.topology.rank_count))
     for k in allowed:

@@ -32,8 +32,8 @@ from loadmaster.planner.collective.images import orbits_share_nothing
 
 # More chunks than this in all are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024
-# Parts are not cut so small that what a message holds its link for besides bytes is more than so many times their time
-# on the link, or its latency more than so many times: of that, more parts may be on their way at a time.
+# Parts are not cut so small that the fixed cost of a message on its link is more than so many times the time of its
+# bytes there, or its latency more than so many times: of that, more parts may be on their way at a time.
 LARGEST_FIXED_SHARE, LARGEST_LATENCY_SHARE = 4.0, 16.0
 
 # Of so few pieces among so few ranks two parts are tried, however small, where links of one node differ in speed: they
@@ -46,7 +46,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which links between nodes are used; fields as of :class:`Sketch`."""
+    """Pattern of links in use between nodes; fields as of :class:`Sketch`."""
 
     name: str
     internode: Mapping[int, tuple[int, ...]] | None = None
@@ -54,7 +54,7 @@ class Pattern:
 
 
 def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> list[Sketch]:
-    """Sketches worth trying, the most promising first; the user's own alone where there is one.
+    """List sketches worth trying, the most promising first; the user's own alone if the problem has one.
 
     They leave the chunk count open: :func:`chunk_counts`.
 
@@ -80,9 +80,9 @@ def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: Fa
 
 
 def turning(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> Sketch | None:
-    """Every link, and rotations that are symmetries of the whole; None where there are none, or a user drew some.
+    """Sketch of every link, with rotations that are symmetries of the whole; None without any, or if a user drew some.
 
-    By twice as many places as must be: what ranks do in turns with their neighbours stays as it is.
+    Rotations go by twice as many places as must be: what ranks do in turns with their neighbours stays as it is.
 
     Args:
         over: as of :func:`candidates`.
@@ -95,7 +95,7 @@ def turning(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False
 def chunk_counts(
     problem: CollectiveProblem, size_bytes: int, form: Form, sketch: Sketch | None = None
 ) -> tuple[int, ...]:
-    """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
+    """List parts of each rank's piece worth trying at a size, ascending; those of the problem or sketch if named.
 
     Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
     cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. Of a size that
@@ -111,7 +111,7 @@ def chunk_counts(
         "reduce_scatter",
     )
     many = ranks * ranks if squared else ranks if form == "gather" else cut
-    # The link that a part spends least time on beside its fixed cost decides: there, smaller parts stop paying last.
+    # The link on which a part takes least time compared with its fixed cost decides: there, smaller parts pay longest.
     least_bytes = 1.0
     for link in problem.topology.links:
         worth_ns = max(link.message_ns / LARGEST_FIXED_SHARE, link.latency_ns / LARGEST_LATENCY_SHARE)
@@ -120,7 +120,7 @@ def chunk_counts(
     at_least = 2 if many <= FEW_PIECES and ranks <= FEW_RANKS and len(local_gbps) > 1 else 1
 
     def worth(parts: int) -> bool:
-        """Whether so many divide the size, and are not too small."""
+        """Return whether so many parts divide the size, and are not too small."""
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
         divides = problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0
         return divides and (parts <= at_least or not small)
@@ -186,7 +186,7 @@ def _nic_groups(topology: Topology) -> list[tuple[int, ...]]:
 
 
 def _ends(topology: Topology, group: tuple[int, ...]) -> tuple[int, int]:
-    """A sender and a receiver of a NIC: two ranks where there are, the first pair with the fastest link between."""
+    """Sender and receiver of a NIC: two ranks where there are, the first pair with the fastest link between."""
     if len(group) == 1:
         return group[0], group[0]
     node = next(iter(topology.ranks_of_node.values()))
@@ -199,7 +199,7 @@ def _ends(topology: Topology, group: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _rotations(problem: CollectiveProblem, pattern: Pattern, over: Callable[[], bool]) -> tuple[Rotation, ...]:
-    """Rotations that are symmetries under a pattern, from whole nodes down to ranks, each inside the one before.
+    """List rotations that are symmetries under a pattern, from whole nodes down to ranks, each inside the one before.
 
     Each is by the least offset that is one, so together they map a rank to as many others as they can, short of mapping
     a link to one that it shares a resource with: such links could not be used at one time.
@@ -227,7 +227,7 @@ def _rotations(problem: CollectiveProblem, pattern: Pattern, over: Callable[[], 
 
 
 def _products(elements: Sequence[Ranks], generator_: Ranks) -> list[Ranks]:
-    """The group of some permutations and one more that commutes with them."""
+    """Extend a group of permutations by one that commutes with them."""
     found, power = list(elements), generator_
     while power != elements[0]:
         found += [tuple(power[r] for r in element) for element in elements]
@@ -236,7 +236,7 @@ def _products(elements: Sequence[Ranks], generator_: Ranks) -> list[Ranks]:
 
 
 def _probe(problem: CollectiveProblem, pattern: Pattern) -> Instance:
-    """An instance with the symmetries of the problem's: where every rank has like chunks, one for each will do."""
+    """Instance with the symmetries of the problem's: where every rank has like chunks, one for each will do."""
     sketch = Sketch(internode=pattern.internode, relays=pattern.relays)
     if problem.collective in ("alltoallv", "custom"):
         return instance_of(problem, problem.sizes_bytes[0], 1, sketch=sketch)

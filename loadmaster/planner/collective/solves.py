@@ -1,4 +1,4 @@
-"""One solve of a collective's program within an :class:`loadmaster.planner.effort.Effort`."""
+"""Solves of programs of collectives within an :class:`loadmaster.planner.effort.Effort`."""
 
 from __future__ import annotations
 

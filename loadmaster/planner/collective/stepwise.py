@@ -1,4 +1,4 @@
-"""Few steps of long messages: what pays where a message costs about what its bytes do.
+"""Schedules in few steps of long messages: they pay where a message costs about what its bytes do.
 
 Which chunks go over which link in which step is a program (:mod:`loadmaster.models.collective.steps`); its messages are
 then started as early as their order allows. Sums are spread from their roots, backwards; sums with several targets are
@@ -30,7 +30,7 @@ MOST_WAYS = 10_000
 def in_steps(
     instance: Instance, sends: Sequence[Send], bound_ns: int, seconds: float, effort: Effort, more: int = 0
 ) -> tuple[Send, ...]:
-    """A schedule at least as fast as the one in hand.
+    """Search a schedule in few steps that is at least as fast as the one in hand.
 
     Args:
         bound_ns: no schedule is faster; the search ends at the asked gap to it.
@@ -62,7 +62,7 @@ def in_steps(
 
 
 def columns_of(instance: Instance) -> int:
-    """About how many columns a step has; 0 where it is not worth the try: messages cost little, or ways are many."""
+    """Estimate how many columns a step has; 0 if not worth trying: messages cost little, or ways are many."""
     size_bytes, ways = typical_bytes(instance), sum(map(len, instance.usable_links))
     matters = any(k.message_ns * k.gbps >= MATTERS * size_bytes for k in instance.topology.links)
     if not matters or ways > MOST_WAYS:

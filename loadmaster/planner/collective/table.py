@@ -1,4 +1,4 @@
-"""From algorithms of several sizes to one table: which of them is the fastest where.
+"""Table of algorithms of several sizes: the fastest at each size, and where one overtakes the other.
 
 An algorithm is its order of sends: at another size it keeps that order and is timed again. So one planned for a size
 may win at the next one too, and between two sizes there is one where the second overtakes the first.
@@ -24,7 +24,7 @@ MOST_MESSAGES = 20_000
 
 
 def shared(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """Every size with the fastest algorithm that was found for any. What is proved of a size stays what it is."""
+    """Give every size the fastest algorithm that was found for any. The bound of a size stays what it is."""
     found = []
     for algorithm in algorithms:
         best = algorithm
@@ -45,14 +45,14 @@ def shared(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple
 
 
 def at_size(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Algorithm:
-    """An algorithm at another size, that divides into its chunks. What was proved of its own size is left as it was."""
+    """Return an algorithm at another size, that divides into its chunks; its bound stays that of its own size."""
     instance = instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form)
     sends = retime(instance, algorithm.sends)
     return replace(algorithm, size_bytes=size_bytes, sends=sends, time_ns=finish_ns(instance, sends))
 
 
 def with_crossovers(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """Each algorithm with the smallest size from which it is no slower than the one before it."""
+    """Give each algorithm the smallest size from which it is no slower than the one before it."""
     found = [replace(algorithm, from_bytes=0) for algorithm in algorithms[:1]]
     for before, after in pairwise(algorithms):
         found.append(replace(after, from_bytes=_crossover(problem, before, after)))
@@ -60,7 +60,7 @@ def with_crossovers(problem: CollectiveProblem, algorithms: Sequence[Algorithm])
 
 
 def _crossover(problem: CollectiveProblem, before: Algorithm, after: Algorithm) -> int:
-    """Between the sizes of two algorithms: bisection over the sizes that divide into the chunks of both."""
+    """Find where one algorithm overtakes another: bisection over the sizes that divide into the chunks of both."""
     step = math.lcm(*(cuts(problem, algorithm.chunk_count, algorithm.form) for algorithm in (before, after)))
     low, high = before.size_bytes, after.size_bytes
     if max(len(before.sends), len(after.sends)) > MOST_MESSAGES:
@@ -82,7 +82,7 @@ def _time_at(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) 
 
 
 def _instance(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Instance | None:
-    """The instance of an algorithm at another size; None where that does not divide into its chunks."""
+    """Build the instance of an algorithm at another size; None where that does not divide into its chunks."""
     try:
         return instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form)
     except InputError:

@@ -25,13 +25,13 @@ Edges = tuple[tuple[int, int], ...]
 
 
 def shapes_of(dimension: Dimension, shapes: Sequence[Shape]) -> Iterator[Shape]:
-    """Of some shapes those that a dimension has, in their order."""
+    """Select the shapes that a dimension can have, in their order."""
     size = dimension.size
     yield from (shape for shape in shapes if shape != "disjoint" or size & (size - 1) == 0)
 
 
 def tree(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
-    """The tree of a dimension from a rank.
+    """Build the tree of a dimension from a rank.
 
     Args:
         turn: trees of one root differ from turn to turn.
@@ -40,7 +40,7 @@ def tree(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
     forward = turn % 2 == 0 or shape == "chain"
 
     def rank(step: int) -> int:
-        """The rank so many steps from the root, in the turn's direction."""
+        """Return the rank so many steps from the root, in the turn's direction."""
         return dimension.moved(root, (here + (step if forward else -step)) % size)
 
     match shape:
@@ -69,7 +69,7 @@ def tree(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
 
 
 def _disjoint(size: int, turn: int) -> Edges:
-    """Between places, the root's being 0."""
+    """Build one of the edge-disjoint trees between places of a hypercube, the root's place being 0."""
     bits = (size - 1).bit_length()
     order = [1 << (turn + i) % bits for i in range(bits)]
     found, holders = [(0, order[0])], [order[0]]

@@ -45,7 +45,7 @@ _Step = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class TreeClassic:
-    """An algorithm by name.
+    """Classic algorithm of trees by name.
 
     Attributes:
         phases: the trees of each dimension, in order.
@@ -60,12 +60,12 @@ class TreeClassic:
 
     @property
     def is_alike(self) -> bool:
-        """Whether trees of one root are those of the next but one, turned."""
+        """True if trees of one root are those of the next but one, turned."""
         return not self.turned and not self.scattered and all(shape in _ALIKE for _, shape in self.phases)
 
 
 def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
-    """Those of a topology, the likeliest for many bytes first.
+    """Yield the tree algorithms of a topology, the likeliest for many bytes first.
 
     Args:
         rooted: all chunks start at one rank, or end there.
@@ -107,14 +107,14 @@ class Messages:
 
     @property
     def count(self) -> int:
-        """Of all messages."""
+        """Number of all messages, images included."""
         return len(self.sends) * (1 if self.images is None else len(self.images.group))
 
 
 def messages(instance: Instance, classic: TreeClassic) -> Messages | None:
-    """An algorithm on an instance; None where a rank cannot reach another.
+    """Messages of a tree algorithm on an instance; None where a rank cannot reach another.
 
-    Of an instance with symmetries, where the algorithm has them too, those of which they make the others.
+    Where instance and algorithm have symmetries, only messages of which these make the others.
     """
     images = images_of(instance) if classic.is_alike else None
     if images is not None:
@@ -145,9 +145,9 @@ def _in_sequence(sums: list[_Step], copies: list[_Step]) -> Messages:
 
 
 def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> list[_Step] | None:
-    """Every chunk of an instance without sums down its tree, as far as there are targets; None where it gets stuck.
+    """Send every chunk of an instance without sums down its tree to its targets; None where one gets stuck.
 
-    In the order of these steps no two ranks send to one at a time where trees are alike.
+    In the order of these steps no two ranks send to one at a time where trees look the same from all roots.
     """
     trees = _Trees(instance, classic, usable)
     found: list[_Step] = []
@@ -166,7 +166,7 @@ def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[in
 
 
 def _needed(edges: Edges, chunk: Chunk) -> list[tuple[int, int]]:
-    """The edges of a tree that lead to a target; ranks that start with the chunk get it from nobody."""
+    """Keep the edges of a tree that lead to a target; ranks that start with the chunk get it from nobody."""
     wanted = set(chunk.targets).difference(chunk.sources)
     if len(wanted) == len(edges):
         return list(edges)
@@ -181,7 +181,7 @@ def _needed(edges: Edges, chunk: Chunk) -> list[tuple[int, int]]:
 
 
 class _Trees:
-    """The trees of one algorithm; those of one root, turn and choice of links are made once."""
+    """Trees of one algorithm; those of one root, turn and choice of links are made once."""
 
     def __init__(self, instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> None:
         self._instance, self._classic, self._usable = instance, classic, usable
@@ -190,7 +190,7 @@ class _Trees:
         self._ways: dict[int, dict[int, dict[int, list[int]]]] = {}
 
     def edges(self, chunk: int, root: int, turn: int) -> Edges | None:
-        """The tree of a chunk from its root to all ranks, each edge after the one into its source.
+        """Build the tree of a chunk from its root to all ranks, each edge after the one into its source.
 
         Args:
             turn: how many chunks with its ends come before.
@@ -202,18 +202,18 @@ class _Trees:
         return self._known[key]
 
     def turn_of(self, target: int) -> int:
-        """What the one target of a chunk adds to its turn, so that every rank sends along each dimension first."""
+        """Offset of a chunk's turn by its one target, so that every rank sends along each dimension first."""
         phases = self._classic.phases
         return sum(d.at(target) for d, _ in phases) % (2 * len(phases)) if self._classic.turned else 0
 
     @property
     def _period(self) -> int:
-        """Turns after which trees repeat, or nearly."""
+        """Number of turns after which trees repeat, or nearly."""
         count = len(self._classic.phases)
         return 2 * count * max(dimension.size for dimension, _ in self._classic.phases)
 
     def _plan(self, root: int, turn: int) -> Edges:
-        """Who sends to whom, whether or not there is a link."""
+        """Plan who sends to whom, with or without a link between them."""
         phases, found, holders = list(self._classic.phases), [], [root]
         # Neighbours take their turns one after the other, along every dimension.
         turn += sum(dimension.at(root) for dimension, _ in phases)
@@ -230,7 +230,7 @@ class _Trees:
         return tuple(found)
 
     def _scattered(self, root: int, turn: int) -> Edges:
-        """To one rank of the root's node, from there to others' nodes, and to all around.
+        """Plan the edges from the root to one rank of its node, from there to others' nodes, and to all around.
 
         The root itself is in turn too where there are other nodes; then one rank around hears it first and tells the
         others, so that the root sends nothing twice there.
@@ -253,7 +253,7 @@ class _Trees:
         return tuple(found)
 
     def _over_links(self, chunk: int, root: int, plan: Edges) -> Edges | None:
-        """The same over links that a chunk may use."""
+        """Replace the edges of a plan by links that a chunk may use; None where a rank cannot be reached."""
         usable = self._usable[chunk]
         links = self._links.get(id(usable))
         if links is None:
@@ -273,7 +273,7 @@ class _Trees:
         return tuple(found)
 
     def _way(self, chunk: int, source: int, target: int) -> Sequence[int]:
-        """The shortest way of a chunk between two ranks; empty where there is none."""
+        """Find the shortest way of a chunk between two ranks; empty without any."""
         usable = self._usable[chunk]
         ways = self._ways.setdefault(id(usable), {})
         if source not in ways:
@@ -287,6 +287,6 @@ class _Trees:
 
 
 def _without(edges: Edges, rank: int) -> Edges:
-    """A tree without one rank, which is not its root: what it would pass on comes from where it would get it."""
+    """Take a rank other than the root out of a tree: what it would pass on comes from where it would get it."""
     before = next((a for a, b in edges if b == rank), rank)
     return tuple((before if a == rank else a, b) for a, b in edges if b != rank)

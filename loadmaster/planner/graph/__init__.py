@@ -1,1 +1,1 @@
-"""How graph layers are planned: the program of all orders, and schedules by rule beside it."""
+"""Planner of graph layers: the program of all orders, and schedules by rule."""

@@ -1,4 +1,4 @@
-"""Schedules by rule: what others do, always the same, and what plans are held against ([Wu24] section 3.4.3).
+"""Schedules by rule: what other systems do, and what plans are compared with ([Wu24] section 3.4.3).
 
 hector      linear operators reordered wherever that multiplies weights first, compact wherever that can be
 vanilla     as written, every product for each edge
@@ -18,7 +18,7 @@ from loadmaster.models.graph.schedule import Schedule
 
 
 def _hector(orders: Sequence[Order]) -> Order:
-    """Most products of weights; the first of equals has no more other changes."""
+    """Choose the order with most products of weights; of equals the one with fewest other changes."""
 
     def rank(order: Order) -> tuple[int, int]:
         forms = [form.partition(",")[0] for form in order.choices.values()]
@@ -28,7 +28,7 @@ def _hector(orders: Sequence[Order]) -> Order:
 
 
 def _vanilla(orders: Sequence[Order]) -> Order:
-    """As written, most products for each edge."""
+    """Choose the order as written, with most products for each edge."""
     written = [o for o in orders if set(o.choices.values()) <= {FIRST, SPREAD, COMPACT}]
     return max(written, key=lambda order: [*order.choices.values()].count(SPREAD))
 

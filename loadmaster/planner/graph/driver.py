@@ -1,4 +1,4 @@
-"""How ``graph`` is solved: by the program of each order, first without the budget, then under it where that binds.
+"""Driver of ``graph``: solves the program of each order, first without the budget, then under it where that binds.
 
 What the program finds without a budget bounds all plans. Where its kernels, put into sequence, and the hot rows that
 are worth it take more than the budget, the program is solved with rows of memory. A set of kernels that is still too
@@ -52,7 +52,7 @@ def plan_graph(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> GraphPlan:
-    """Plan one problem: ``auto`` as above; other methods by rule (:mod:`.by_rule`).
+    """Plan one ``graph`` problem: ``auto`` as above; other methods by rule (:mod:`.by_rule`).
 
     Raises:
         LimitReachedError: there may be a plan under the budget, but none was found.
@@ -130,11 +130,11 @@ class _Run:
         self.is_infeasible = all(math.isinf(lower) for lower in self.lower)
 
     def _by_promise(self) -> list[int]:
-        """Orders, the least bound first."""
+        """Sort the orders, the least bound first."""
         return sorted(range(len(self.orders)), key=lambda p: self.lower[p])
 
     def _without_budget(self, p: int) -> None:
-        """One order without rows of memory."""
+        """Solve one order without rows of memory."""
         with self.effort.on_clock("build"):
             of = candidates(self._costs(p), by_time_alone=True)
             if of.are_all:
@@ -143,7 +143,7 @@ class _Run:
             self._rounds("program", p, of, None, rounds=1)
 
     def _under_the_budget(self, p: int) -> None:
-        """One order with rows of memory; with all values that may be kept, where they are not too many."""
+        """Solve one order with rows of memory; with all values that may be kept, where they are not too many."""
         with self.effort.on_clock("build"):
             of = candidates(self._costs(p), by_time_alone=False)
             if of.are_all and least_at_once(self.problem, of) > self.budget_bytes:
@@ -163,7 +163,7 @@ class _Run:
 
     @property
     def bound(self) -> float | None:
-        """What no plan goes below, in any order."""
+        """Lower bound of all plans, in any order."""
         return min(*self.lower, self._best_us) if self.lower else None
 
     def _rounds(self, phase: str, p: int, of: Candidates, budget_bytes: int | None, *, rounds: int) -> None:
@@ -199,7 +199,7 @@ class _Run:
                 formulated = formulated.without(0, self._alike(p, of, chosen), f"excluded[{at}]")
 
     def _alike(self, p: int, of: Candidates, chosen: Sequence[int]) -> list[list[int]]:
-        """Groups of candidates: who takes one of each has taken too much, or what was tried."""
+        """List groups of candidates: one of each, taken together, are too much, or what was tried."""
         with self.effort.on_clock("build"):
             facts = [Fact(frozenset(of.found[c].kernel.stores), of.found[c].reads) for c in chosen]
             reason = conflict(Sequences(self.problem, self.steps[p]), facts, self.budget_bytes)
@@ -216,7 +216,7 @@ class _Run:
         return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap, cutoff=cutoff)
 
     def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> bool:
-        """Take a set of kernels where it is the best that fits, with as many hot rows as fit beside it.
+        """Take a set of kernels where it is the best that fits, with as many hot rows as fit next to it.
 
         Returns:
             whether no plan of these kernels is better than the best one now.
@@ -255,14 +255,14 @@ class _Run:
         return self._is_within(gap)
 
     def _is_within(self, gap: float | None) -> bool:
-        """Whether a gap is no more than what was asked for."""
+        """Return whether a gap is at most the one asked for."""
         return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self.bound)
 
     def _lacking(self) -> Infeasibility:
-        """The least that works, of all that was tried."""
+        """State the smallest budget that works, of all that was tried."""
         assert self.smallest is not None, "schedules by rule were tried"
         peak, program, schedule = self.smallest
         at = int(over_time(self.problem, program, schedule).argmax())
@@ -275,7 +275,7 @@ class _Run:
         return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved()))
 
     def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> GraphPlan:
-        """What every answer says of the run."""
+        """Collect the fields that every answer states about its run."""
         return GraphPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,

@@ -1,1 +1,1 @@
-"""How the kind ``index`` is solved."""
+"""Planner of the kind ``index``."""

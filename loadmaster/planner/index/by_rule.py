@@ -12,7 +12,7 @@ _CLOSE = 1e-9
 
 
 def greedy(problem: IndexProblem, of: Sequence[Sequence[Option]], budget_bytes: int) -> list[Option] | None:
-    """Every shard with the least bytes first; then always the step that saves most time for a byte, while it fits.
+    """Choose options by rule: the least bytes, then always the step that saves most time per byte, while it fits.
 
     Args:
         of: the options of each shard, those that nothing beats.
@@ -45,7 +45,7 @@ def greedy(problem: IndexProblem, of: Sequence[Sequence[Option]], budget_bytes: 
 
 
 def one_for_all(problem: IndexProblem, budget_bytes: int) -> list[list[Option]]:
-    """For each candidate that can serve every shard and fits every host: the option that it is for each."""
+    """List the configurations that serve every shard and fit every host: for each, its option at each shard."""
     every = [{o.candidate: o for o in all_options(problem, s)} for s in range(len(problem.shards))]
     found = []
     for c in range(len(problem.candidates)):
@@ -61,8 +61,8 @@ def one_for_all(problem: IndexProblem, budget_bytes: int) -> list[list[Option]]:
 
 
 def on_threads(problem: IndexProblem, chosen: Sequence[Option]) -> list[int | None]:
-    """The thread of each shard: the given one; else, for the longest thread, the longest shard first on the thread that
-    has least to do, and then what :func:`_evened` changes."""
+    """Choose the thread of each shard: the given one; else, for the longest thread, the longest shard first on the
+    thread that has least to do, and then what :func:`_evened` changes."""
     threads = [shard.thread for shard in problem.shards]
     if problem.objective == "sum":
         return threads
@@ -82,7 +82,7 @@ def on_threads(problem: IndexProblem, chosen: Sequence[Option]) -> list[int | No
 
 
 def _evened(times: Sequence[float], free: Sequence[int], threads: list[int | None], taken: list[float]) -> None:
-    """Shards of the longest thread move, or change places with one of another thread, while that makes it shorter.
+    """Move shards of the longest thread, or exchange them with another thread's, while that makes it shorter.
 
     The longer one of two threads gets shorter each time, so it ends.
 

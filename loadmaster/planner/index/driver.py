@@ -1,4 +1,4 @@
-"""How ``index`` is solved: by rule first, then by the program; for the longest thread by the sum before and after that.
+"""Driver of ``index``: rules first, then the program; for the longest thread the sum before and after that.
 
 Whether there is a plan at all is known at once: hosts share nothing, so every shard with the least bytes is the proof
 or the plan. What takes no longer than every shard at its quickest is the best plan, and no program is solved for it.
@@ -37,7 +37,7 @@ def plan_index(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> IndexPlan:
-    """Plan one problem: ``auto`` as above, ``greedy`` by rule alone, ``one-for-all`` the same configuration for all.
+    """Plan one ``index`` problem: ``auto`` as above, ``greedy`` by rule alone, ``one-for-all`` the same for all shards.
 
     Raises:
         LimitReachedError: ``one-for-all`` was asked for, and no configuration serves all shards within the budget.
@@ -57,7 +57,7 @@ class _Found:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """What is minimized, and the sum where that is the same."""
+        """Key by which plans are compared: the objective, then the sum over all threads."""
         return self.verdict.objective, self.verdict.total_us
 
 
@@ -97,9 +97,9 @@ class _Run:
                 self._take("rules", chosen, on_threads(self.problem, chosen))
 
     def _sum_first(self) -> None:
-        """For the longest thread: the least sum, spread over threads by rule, is soon found and often good enough.
+        """Minimize the sum first, for the objective of the longest thread: spread by rule, it is often good enough.
 
-        No plan's longest thread is shorter than the least sum on all threads alike.
+        No plan's longest thread is shorter than the least sum, divided equally among all threads.
         """
         assert self.best is not None, "rules found a plan"
         if self.problem.objective == "sum" or self._is_proved(self.best) or self.effort.over():
@@ -112,7 +112,7 @@ class _Run:
         self._solve("sum", of, formulated, lambda solution: self._bounded(solution, unit_us, threads))
 
     def _program(self) -> None:
-        """The program; what its rows let pass though it is too much is excluded, and it is solved again."""
+        """Solve the program; what its rows let pass though it is too much is excluded, and it is solved again."""
         assert self.best is not None, "rules found a plan"
         if self._is_proved(self.best) or self.effort.over():
             return
@@ -122,7 +122,7 @@ class _Run:
         self._solve("program", of, formulated, lambda solution: self._bounded(solution, unit_us))
 
     def _quick(self, found: _Found) -> list[list[Option]]:
-        """[shards] the options that a better plan can have: no other takes so little that it is one."""
+        """Filter options [shards] to those that a better plan can have: the others take too long."""
         return [[o for o in of if o.time_us <= found.verdict.objective * (1 + _CLOSE)] for of in self.options]
 
     def _bounded(self, solution: Solution, unit_us: float, threads: int = 1) -> None:
@@ -130,7 +130,7 @@ class _Run:
             self.bound = max(self.bound, proved(solution.bound, unit_us) / threads)
 
     def _least_in_all(self) -> None:
-        """Of plans whose longest thread is no longer, the one that takes least on all threads together."""
+        """Minimize the time of all threads together, among plans whose longest thread is not longer."""
         if self.problem.objective == "sum" or self.best is None or self.effort.over():
             return
         longest_us, total_us = self.best.verdict.objective, self.best.verdict.total_us
@@ -162,7 +162,7 @@ class _Run:
             formulated = formulated.without(numbers, over, f"excluded[{at}]")
 
     def _over(self, chosen: Sequence[Option]) -> list[int] | None:
-        """The shards of a host that they are too much for."""
+        """List the shards of a host for which choices take too many bytes; None if all hosts hold theirs."""
         for h in range(len(self.problem.hosts)):
             here = [s for s, shard in enumerate(self.problem.shards) if shard.host == h]
             if sum(chosen[s].size_bytes for s in here) > self.problem.room_bytes(h, self.budget_bytes):
@@ -194,7 +194,7 @@ class _Run:
         return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
     def _bound_below(self) -> float:
-        """The bound; no more than what was found, though a solver's last digits may say so."""
+        """Lower bound, at most the objective in hand: a solver's last digits may say more."""
         return self.bound if self.best is None else min(self.bound, self.best.verdict.objective)
 
     def _say(self, phase: str, message: str) -> None:
@@ -205,7 +205,7 @@ class _Run:
         return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved(self.best)))
 
     def _empty(self, stopped_by: str, missing: Infeasibility | None = None) -> IndexPlan:
-        """What every answer says of the run."""
+        """Collect the fields that every answer states about its run."""
         return IndexPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,

@@ -1,4 +1,4 @@
-"""A checked schedule as a plan: what the search knows of it, and what follows from its bound."""
+"""Plans of checked schedules: what the search knows of one, and what follows from its bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_of(
     unconstrained: float,
     stopped_by: str,
 ) -> MemoryPlan:
-    """The plan of a schedule, as the run stands.
+    """Build the plan of a schedule, as the run stands.
 
     Args:
         found: the schedule, the verdict on it, and the method that found it.
@@ -56,7 +56,7 @@ def plan_of(
 
 
 def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:
-    """A plan with another proved bound, and the gaps that follow from it.
+    """Return a plan with another proved bound, and the gaps that follow from it.
 
     It may be a restriction's plan, whose step with memory to spare is another one.
     """
@@ -75,11 +75,11 @@ def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) ->
 
 
 def at_most(bound: float | None, objective: float) -> float | None:
-    """A proved bound, which is the objective itself where only rounding tells them apart."""
+    """Round a proved bound up to the objective where only rounding tells them apart."""
     return objective if bound is not None and bound >= objective * (1 - ROUNDING) else bound
 
 
 def lesser(a: float | None, b: float | None) -> float | None:
-    """The less of two objectives, each of which may not be there."""
+    """Return the lesser of two objectives, each of which may be None."""
     values = [v for v in (a, b) if v is not None]
     return min(values) if values else None

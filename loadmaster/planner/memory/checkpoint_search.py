@@ -14,11 +14,11 @@ from loadmaster.solvers.program import IntArray
 # Numbers of segments that are tried, as powers of two of sqrt(V), in this order. With more of them a budget is met more
 # closely; with too many, too much is kept of what crosses their ends.
 POWERS = (0.0, 1.0, -1.0, 2.0)
-MOST_LOOKS = 4  # for how many of them run again, beside the look at all of them
+MOST_LOOKS = 4  # for how many of them run again, in addition to the look at all of them
 
 
 def checkpointed(search: Search, limit_s: float) -> None:
-    """Take the best of them that keeps the budget, if there is time to find one."""
+    """Take the best schedule by checkpoints that keeps the budget, if there is time to find one."""
     problem, out_of_time = search.problem, after(search, limit_s)
     ways = baselines.fastest_backward(problem)
 

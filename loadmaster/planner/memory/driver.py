@@ -1,6 +1,6 @@
-"""How a memory problem is solved: bound, plans, better bound, better plans, until the gap is proved or time is up.
+"""Driver of memory problems: bound, plans, better bound, better plans, until the gap is proved or time is up.
 
-``auto`` first plays the step through, evicting what does not fit (a plan in a second, where there is any), and asks the
+``auto`` first plays the step through, evicting what does not fit (a plan in a second, if one exists), and asks the
 boundary relaxation for a bound (a second more). Where that leaves much to gain, as in loops of hundreds of positions,
 whole segments run again as people write it by hand, and what they leave of the budget is filled. Then comes a portfolio
 of banded restrictions for plans, each started from the best so far, in turn with relaxations of more boundaries. On
@@ -152,7 +152,7 @@ def _auto(search: Search) -> None:
 
 
 def _take_trivial_plan(search: Search) -> None:
-    """The plain step and that with memory to spare, if they fit: a plan is there before anything else is tried."""
+    """Try the plain step and that with memory to spare: if they fit, a plan is there before anything else is tried."""
     spare = functools.partial(unconstrained.formulate, budget_bytes=search.budget_bytes)
     for method, make in (("plain", plain.formulate), ("unconstrained", spare)):
         began = time.monotonic()
@@ -161,7 +161,7 @@ def _take_trivial_plan(search: Search) -> None:
 
 
 def _by_segments(search: Search) -> None:
-    """Whole segments run again. Where that is the best plan, what it leaves of the budget is filled."""
+    """Run whole segments again. Where that is the best plan, what it leaves of the budget is filled."""
     limit_s = search.effort.options.time_limit_s
     checkpointed(search, CHECKPOINT_SHARE * limit_s)
     if search.method == "checkpoints":
@@ -169,7 +169,7 @@ def _by_segments(search: Search) -> None:
 
 
 def _by_programs(search: Search) -> None:
-    """Bounds and plans in turn, until the gap is proved or time is up."""
+    """Look for bounds and plans in turn, until the gap is proved or time is up."""
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     relaxed = search.relax([1], RELAX_SHARE * limit_s)
     if search.gap is not None and search.gap > CHECKPOINT_GAP:
@@ -214,17 +214,17 @@ def _by_programs(search: Search) -> None:
 
 
 def _cells(problem: MemoryProblem) -> int:
-    """How large the exact formulation would be: stages times forward operators."""
+    """Size of the exact formulation: stages times forward operators."""
     return problem.stage_count * len(problem.forward)
 
 
 def _is_refined(problem: MemoryProblem) -> bool:
-    """Whether boundaries are put where they tell most: worth it where such a relaxation is solved within its time."""
+    """Return whether to refine boundaries where they tell most: if such a relaxation is solved within its time."""
     return EXACT_CELLS < _cells(problem) <= PROVABLE_CELLS and not problem.may_offload
 
 
 def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]]:
-    """Ways to a better bound, most promising first."""
+    """List ways to a better bound, most promising first."""
     problem, whole_s = search.problem, search.effort.options.time_limit_s
     limit_s, cells = RELAX_SHARE * whole_s, _cells(problem)
     more = [functools.partial(search.relax, groups_by_mass(problem, n), limit_s) for n in MORE_BOUNDARIES]
@@ -244,7 +244,7 @@ def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]
 
 
 def _baseline(search: Search) -> None:
-    """One baseline's schedule, as it is: no better one is looked for."""
+    """Take one baseline's schedule as it is: no better one is looked for."""
     problem, method = search.problem, search.effort.options.method
     search.relax([1], RELAX_SHARE * search.effort.options.time_limit_s)
     if search.infeasible:
@@ -271,8 +271,8 @@ def _baseline(search: Search) -> None:
 
 
 def _checkmate(search: Search, *, relaxes: bool) -> Schedule | None:
-    """Checkmate's schedule, None where there was no time to find one. With ``relaxes`` it may take some bytes too many;
-    without, there may be one where none is found.
+    """Find Checkmate's schedule; None if time was too short. With ``relaxes`` it may take some bytes too many; without,
+    there may be one where none is found.
 
     Raises:
         LimitReachedError: it has none.
@@ -293,7 +293,7 @@ def _checkmate(search: Search, *, relaxes: bool) -> Schedule | None:
 
 
 def _answer(search: Search) -> MemoryPlan:
-    """The plan in hand, as a document."""
+    """Build the plan in hand."""
     if search.best is None or search.verdict is None:
         if search.effort.was_cancelled:
             raise CancelledError("cancelled before a plan was found")
@@ -306,7 +306,7 @@ def _answer(search: Search) -> MemoryPlan:
 
 
 def _no_plan(search: Search) -> str:
-    """Why there is no answer, and which of budget and time would bring one, from the least peak seen and the proved."""
+    """Explain why no plan was found, and which of budget and time would bring one."""
     budget_bytes, limit_s = search.budget_bytes, search.effort.options.time_limit_s
     least = minimum_budget(search.problem).budget_bytes
     text = f"no plan under {show_bytes(budget_bytes)} ({budget_bytes} bytes) within {limit_s:g} s. "
@@ -320,7 +320,7 @@ def _no_plan(search: Search) -> str:
 
 
 def _infeasible(search: Search) -> MemoryPlan:
-    """No plan exists: how much more the budget needs, and what stands in the way."""
+    """Build the answer that no plan exists: how much more the budget needs, and what stands in the way."""
     problem = search.problem
     floor = minimum_budget(problem)
     needed, where = floor.budget_bytes, floor.where

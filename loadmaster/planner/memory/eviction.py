@@ -1,4 +1,4 @@
-"""A plan in a moment, whatever the budget leaves: the step is played through, and what does not fit is evicted.
+"""Plans by eviction, in a moment and under any budget: the step is played through, and what does not fit is evicted.
 
 Everything that a backward operator reads later is kept. Where a moment of the step takes more than the budget, the
 result is evicted that is cheapest to compute again for its bytes and the stages until it is read: it is dropped where
@@ -32,7 +32,7 @@ MOST_ANCESTORS = 64
 
 @dataclass(frozen=True)
 class Weights:
-    """How results are weighed against each other for eviction.
+    """Weights that compare results for eviction.
 
     Attributes:
         shared: the part of an ancestor's cost that counts where backward wants that ancestor again anyway.
@@ -47,7 +47,7 @@ WEIGHTS = tuple(Weights(s, d) for s, d in ((0.2, 0.0), (0.2, 0.5), (1.0, 0.5), (
 
 
 class Eviction:
-    """One problem, prepared: bytes and costs, and which live results every operator reads."""
+    """Problem prepared for eviction: bytes and costs, and which live results every operator reads."""
 
     def __init__(self, problem: MemoryProblem) -> None:
         self.problem = problem
@@ -72,18 +72,18 @@ class Eviction:
         self._live_readers, self._live_read = np.array(live, dtype=np.int64).reshape(-1, 2).T
 
     def mask(self, ids: Collection[int]) -> BoolArray:
-        """Which results these are [V]."""
+        """Mask of some results [V]."""
         mask = np.zeros(self.count, dtype=bool)
         mask[list(ids)] = True
         return mask
 
     def live_bytes(self, kept: BoolArray) -> FloatArray:
-        """Of the kept results, those that each operator reads live [V]."""
+        """Bytes of the kept results that each operator reads live [V]."""
         sizes = (kept * self.sizes)[self._live_read]
         return np.bincount(self._live_readers, weights=sizes, minlength=self.count).astype(np.float64)
 
     def ways(self) -> list[list[int]]:
-        """Backward implementations worth trying: the fastest, those that store least, those that take least."""
+        """List backward implementations worth trying: the fastest, those that store least, those that take least."""
         operators = self.problem.backward
         least = [min(range(len(b.implementations)), key=lambda n: self.beside(k, n)) for k, b in enumerate(operators)]
         stored = baselines.least_stored(self.problem, [range(len(b.implementations)) for b in operators])
@@ -94,13 +94,13 @@ class Eviction:
         return found
 
     def beside(self, k: int, way: int) -> float:
-        """What an implementation reads, and its workspace."""
+        """Bytes that a backward implementation reads, and its workspace."""
         choice = self.problem.backward[k].implementations[way]
         return choice.workspace_bytes + float(self.sizes[list(choice.needs)].sum())
 
     def nothing_kept(self, out_of_time: Callable[[], bool]) -> Decisions | None:
-        """All is computed again in every stage that reads it, but for what may not be: where a stage reads little, no
-        other way takes less. None if there is no time to write that down."""
+        """Decide to compute everything again in every stage that reads it, where that is allowed: least bytes where a
+        stage reads little. None if there is no time to write that down."""
         operators = self.problem.backward
         ways = [min(range(len(b.implementations)), key=lambda n: self.beside(k, n)) for k, b in enumerate(operators)]
         stored = set(np.flatnonzero(self.once_until).tolist())
@@ -114,7 +114,7 @@ class Eviction:
     def decide(
         self, budget_bytes: float, ways: Sequence[int], weights: Weights, out_of_time: Callable[[], bool]
     ) -> Decisions | None:
-        """What to compute again and where; None if nothing was found that fits the budget.
+        """Decide what to compute again and where; None if nothing was found that fits the budget.
 
         Where a stage does not fit, what it reads and had lost is not evicted the next time.
         """
@@ -128,7 +128,7 @@ class Eviction:
 
 
 class _Play:
-    """One step played through. Sets of results are masks [V].
+    """Step that is played through once. Sets of results are masks [V].
 
     Attributes:
         pinned: results that are not evicted while backward reads them later.
@@ -158,7 +158,7 @@ class _Play:
         self._stays = given.mask(())
 
     def run(self) -> Decisions | None:
-        """Stage by stage; None if one does not fit, or there is no time left."""
+        """Play all stages; None if one does not fit, or the time is up."""
         computes: list[frozenset[int]] = []
         for t in range(self.problem.stage_count):
             made = None if self.out_of_time() else self._any_way(t)
@@ -186,7 +186,7 @@ class _Play:
         return None
 
     def _stage(self, t: int, needs: frozenset[int]) -> BoolArray | None:
-        """Play stage t, evicting until it fits; what it computes, or None."""
+        """Play stage t, evicting until it fits; return what it computes, or None."""
         g = self.given
         needed, coming, once = g.mask(needs), self._next < math.inf, g.once_until > t
         made = self._missing(needs) if t else ~g.mask(())
@@ -230,7 +230,7 @@ class _Play:
     def _in_the_way(
         self, t: int, made: BoolArray, keep: BoolArray, needed: BoolArray
     ) -> tuple[BoolArray, BoolArray] | None:
-        """At the worst moment of stage t: what is there to be kept beyond the stage, what has been there before it.
+        """Find what is held at the worst moment of stage t: results kept beyond the stage, and results there before it.
 
         None if that moment fits the budget.
         """
@@ -265,7 +265,7 @@ class _Play:
         return keep & ((past & ~needed) | through), through
 
     def _cheapest(self, candidates: BoolArray, t: int, keep: BoolArray, scores: dict[int, float]) -> int:
-        """The candidate that costs least for what it frees. Scores only grow while results are evicted: lazily."""
+        """Find the candidate that costs least for what it frees. Scores only grow while results are evicted: lazily."""
         ids, kept = np.flatnonzero(candidates).tolist(), keep.tolist()
         for i in ids:
             if i not in scores:
@@ -278,7 +278,7 @@ class _Play:
             scores[best] = fresh
 
     def _score(self, i: int, t: int, kept: Sequence[bool]) -> float:
-        """What it costs to compute i again, with ancestors that are not there either, for its bytes and stages."""
+        """Score a result: the cost of computing it again, with ancestors that are not kept, per byte and stage."""
         g, total = self.given, 0.0
         seen = {i}
         waiting = [i]

@@ -22,7 +22,7 @@ FINE_ENOUGH = 0.02
 
 
 def evict(search: Search, limit_s: float, first_s: float) -> None:
-    """Plans by playing the step through and evicting what does not fit, weighed in several ways.
+    """Look for plans by playing the step through and evicting what does not fit, weighed in several ways.
 
     Args:
         first_s: what the first way may take. Of a large graph on a busy machine there may be no time for another.
@@ -41,7 +41,7 @@ def evict(search: Search, limit_s: float, first_s: float) -> None:
 
 
 def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | None:
-    """A budget from ``least_bytes`` on under which :func:`evict` finds a plan, as small as is found in that time.
+    """Find a budget from ``least_bytes`` on under which :func:`evict` has a plan, as small as is found in that time.
 
     Its plan is the nearest schedule from then on. None if not even the plain step was played in time.
     """
@@ -68,7 +68,7 @@ def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | Non
 
 
 def planned_budget(search: Search, least_bytes: int, limit_s: float) -> int | None:
-    """A budget from ``least_bytes`` on that has a plan: that of :func:`least_planned` or of :func:`all_again`."""
+    """Find a budget from ``least_bytes`` on that has a plan: that of :func:`least_planned` or of :func:`all_again`."""
     again = all_again(search, limit_s)
     verdict = None if again is None else check(search.problem, again, sys.maxsize)
     peaks = [max(least_bytes, verdict.peak_bytes)] if verdict is not None and verdict.ok else []
@@ -79,14 +79,14 @@ def planned_budget(search: Search, least_bytes: int, limit_s: float) -> int | No
 
 
 def all_again(search: Search, limit_s: float) -> Schedule | None:
-    """The step that computes everything again where it is read: long, and a plan where a budget leaves no room for
-    anything else. None if there was no time to write it."""
+    """Build the step that computes everything again where it is read: long, and a plan where a budget leaves room for
+    nothing else. None if time was too short to write it."""
     decisions = search.built(lambda: Eviction(search.problem).nothing_kept(after(search, limit_s)))
     return None if decisions is None else search.built(lambda: complete(search.problem, search.budget_bytes, decisions))
 
 
 def after(search: Search, limit_s: float) -> Callable[[], bool]:
-    """Whether that time has passed, or the search is done."""
+    """Start a clock: it says whether so many seconds have passed since, or the search is done."""
     until = time.monotonic() + limit_s
     return lambda: time.monotonic() > until or search.effort.cancelled() or search.gap_is_proved()
 

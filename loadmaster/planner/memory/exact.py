@@ -1,7 +1,7 @@
 """The published formulation, solved whole, and again without each point that takes more than the budget.
 
 The program relaxes the budget by about a millionth where sizes are odd (:mod:`loadmaster.models.memory.monet`). What it
-proves holds, and a point that the checker refuses is covered. A handful of covers is enough, as few schedules lie
+proves holds, and a point that the checker refuses is covered. A handful of covers is enough, as few schedules are
 within a millionth of the budget.
 """
 
@@ -20,7 +20,7 @@ from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus
 
 
 def solve_exactly(search: Search, limit_s: float = math.inf) -> None:
-    """The published formulation, whole: its optimum is the optimum, its bound a proof.
+    """Solve the published formulation, whole: its optimum is the optimum, its bound a proof.
 
     It knows no offload: with a host link it still has plans, and its bound proves nothing.
     """

@@ -1,4 +1,4 @@
-"""A first plan where memory leaves little room: bytes are minimized until the budget holds them.
+"""Search for a first plan where memory leaves little room: bytes are minimized until the budget holds them.
 
 A restriction is solved whole for a moment, whatever the time a step takes; the next one goes on from that schedule in
 its neighbourhood, the slots around the stage that takes most, for the rest is in nobody's way; and so on. Where that

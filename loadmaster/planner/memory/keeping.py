@@ -1,4 +1,4 @@
-"""A plan that leaves bytes unused: results stay that it computes again, the dearest for their bytes first.
+"""Better use of unused bytes: results that a plan computes again are kept instead, the dearest for their bytes first.
 
 Whole segments that run again are a coarse choice: one less breaks the budget, and what is left of it stands idle. Each
 result that is computed again may stay instead, from where it was computed before, and what only led to it is not
@@ -55,7 +55,7 @@ def _again_in(schedule: Schedule) -> list[Again]:
 
 
 def _computed_again(problem: MemoryProblem, schedule: Schedule) -> list[Again]:
-    """What takes most time for its bytes and the stages that it would stay comes first."""
+    """List results that a schedule computes again: first those with most time saved per byte and stage of staying."""
     last: dict[int, int] = {}
     worth: dict[Again, float] = {}
     for t, i in _again_in(schedule):
@@ -66,8 +66,8 @@ def _computed_again(problem: MemoryProblem, schedule: Schedule) -> list[Again]:
 
 
 def _keeping(problem: MemoryProblem, budget_bytes: int, schedule: Schedule, staying: Sequence[Again]) -> Schedule:
-    """The same plan, which sends nothing to the host, where these are not computed again. It may break the budget: the
-    checker says so."""
+    """Complete a plan in which some results stay instead, without offload. It may break the budget: the checker says
+    so."""
     computes = [{c.forward for c in stage.computes} for stage in schedule.stages]
     for t, i in staying:
         computes[t].discard(i)

@@ -1,4 +1,4 @@
-"""Large neighbourhood search: part of the backward pass is planned anew, all else recomputes as in the best plan.
+"""Large neighbourhood search: part of the backward pass is planned again, all else recomputes as in the best plan.
 
 Source: [Shaw98]. A restriction of a graph of hundreds of operators is too much for a solver in seconds; a third of its
 slots is not, and what the forward pass keeps stays free throughout.
@@ -16,7 +16,7 @@ from loadmaster.planner.memory.search import Search
 from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.program import Program
 
-# Which slots are planned anew, as shares of a restriction's: thirds, then across their borders.
+# Slots that are planned again, as shares of a restriction's: thirds, then across their borders.
 NEIGHBOURHOODS = ((0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1.0), (1 / 6, 1 / 2), (1 / 2, 5 / 6))
 # Of a restriction's time, what a neighbourhood takes.
 NEIGHBOURHOOD_SHARE = 0.3
@@ -51,7 +51,7 @@ def improve(search: Search, slots: Slots, limit_s: float, *, seed: int = 0, offl
 
 
 def outside_fixed(restriction: Banded, schedule: Schedule, first: int, last: int) -> Program:
-    """The restriction's program where slots other than first to last (not included) recompute and fetch as here."""
+    """Fix a restriction's program: slots outside first to last (not included) recompute and fetch as in a schedule."""
     columns, values = restriction.start(schedule)
     outside = np.isin(columns, restriction.brought_outside(first, last))
     return restriction.program.fixed(columns[outside], values[outside])

@@ -1,7 +1,7 @@
 """Better bounds from few boundaries: each stands where the relaxation before it could not be carried out.
 
 A boundary relaxation does not say in which stage of a group of backward stages a result is computed again, so it need
-not count it beside everything else that stands there. Its optimum is carried out as a schedule. Where stages take more
+not count it together with all else that stands there. Its optimum is carried out as a schedule. Where stages take more
 than the budget, or had to run a slower implementation than was decided to hold it, the worst of them becomes a group
 of its own, with a boundary before and after it, and the relaxation is solved again. Where none does, the schedule is a
 plan, and as good as the bound. A U-Net needs one to three such stages, around the gradient of its widest concatenation:
@@ -33,7 +33,7 @@ NEARLY = 0.9
 
 @dataclass
 class Refinement:
-    """One sequence of ever finer relaxations.
+    """Sequence of ever finer relaxations.
 
     Attributes:
         starts: first stages of the groups of the latest.
@@ -60,7 +60,7 @@ class Refinement:
                 return
 
     def _divide(self, relaxation: Relaxation, values: FloatArray) -> bool:
-        """Carry an optimum out; whether a stage takes more than the budget, and is now a group of its own."""
+        """Carry an optimum out; return whether a stage takes more than the budget, and is now a group of its own."""
         search = self.search
         decisions = relaxation.decisions(values)
         schedule = search.built(lambda: complete(search.problem, search.budget_bytes, decisions))
@@ -77,7 +77,7 @@ class Refinement:
 
 
 def bytes_of_stages(problem: MemoryProblem, verdict: Check, schedule: Schedule, decisions: Decisions) -> dict[int, int]:
-    """What each stage takes, or would with the backward implementation decided where the schedule has a slower one."""
+    """Bytes of each stage, with the backward implementation that was decided where the schedule has a slower one."""
     taken: dict[int, int] = {}
     for e in verdict.events:
         size = e.resident_bytes
@@ -91,7 +91,7 @@ def bytes_of_stages(problem: MemoryProblem, verdict: Check, schedule: Schedule, 
 
 
 def worst_stage(taken: Mapping[int, int], budget_bytes: int, groups: Sequence[tuple[int, int]]) -> int | None:
-    """Of the stages that share a group with others, the one that takes most; None if all of them hold the budget.
+    """Find the stage that takes most, of those that share a group with others; None if all of them hold the budget.
 
     Where stages right after it are over by nearly as much, it is the last of those: what stands in all of them is read
     there.

@@ -1,4 +1,4 @@
-"""Solves that fail: tried again, then taken for no answer, until too many in a row have failed."""
+"""Retries of solves that fail: tried again, then taken for no answer, until too many in a row have failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Retries:
-    """The failures of one search.
+    """Count of the solves of one search that failed in a row.
 
     Attributes:
         failures: tries in a row that have failed.
@@ -28,7 +28,7 @@ class Retries:
     failures: int = 0
 
     def answer(self, ask: Callable[[SolveOptions], Solution], options: SolveOptions) -> Solution:
-        """What a solver says, :data:`NO_ANSWER` where it fails.
+        """Ask a solver, again where it fails; :data:`NO_ANSWER` if it fails every time.
 
         Raises:
             SolverError: it failed, and so did all that were asked before it.

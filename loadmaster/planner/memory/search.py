@@ -62,7 +62,7 @@ GOOD_GAP = 0.01
 
 @dataclass
 class Search:
-    """One search. ``best`` and ``verdict`` belong together; no plan is below ``bound``.
+    """State of one search. ``best`` and ``verdict`` belong together; no plan is below ``bound``.
 
     Attributes:
         unconstrained: objective of the step with memory to spare: the first bound.
@@ -94,21 +94,21 @@ class Search:
 
     @property
     def objective(self) -> float | None:
-        """Of the best plan so far."""
+        """Objective of the best plan so far."""
         return None if self.verdict is None else self.verdict.objective
 
     @property
     def gap(self) -> float | None:
-        """Of the best plan to the best bound."""
+        """Gap of the best plan to the best bound."""
         return None if self.objective is None else relative_gap(self.objective, at_most(self.bound, self.objective))
 
     def done(self) -> bool:
-        """Whether to stop: gap reached, infeasible, out of time, or cancelled."""
+        """Return whether to stop: gap reached, infeasible, out of time, or cancelled."""
         stopped = self.effort.cancelled() or self.left_s < LEAST_SECONDS
         return stopped or self.infeasible or self.gap_is_proved()
 
     def say(self, phase: str, message: str, objective: float | None = None) -> None:
-        """Report to the caller."""
+        """Report progress to the caller, with the better objective of this search and its fallback."""
         best = lesser(self.objective, None if self.fallback is None else self.fallback.objective)
         self.effort.say(phase, message, lesser(objective, best), self.bound)
 
@@ -201,13 +201,13 @@ class Search:
     def solve_restriction(
         self, restriction: Banded, program: Program, phase: str, limit_s: float, seed: int
     ) -> tuple[SolverStatus, Check | None]:
-        """Solve one, or a part of it, and take its plan if it is better.
+        """Solve a restriction, or a part of it, and take its plan if it is better.
 
         Args:
             program: the restriction's, with more columns fixed maybe.
 
         Returns:
-            With the verdict on the plan, None if there is none.
+            The status, and the verdict on the plan, None without a plan.
         """
         latest: float | None = None
 
@@ -235,21 +235,21 @@ class Search:
 
     @property
     def incumbent(self) -> Schedule | None:
-        """The best plan; before there is one, the schedule that comes nearest to the budget."""
+        """Best plan; before one is found, the schedule that comes nearest to the budget."""
         return self.best or (self.nearest and self.nearest[0])
 
     @property
     def is_small(self) -> bool:
-        """Whether restrictions are small enough to be solved whole, and a byte may decide."""
+        """True if restrictions are small enough to be solved whole, and a byte may decide."""
         return self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
 
     @property
     def may_minimize_bytes(self) -> bool:
-        """Whether to look for any plan by its bytes: there is none yet, and nothing travels to the host."""
+        """True if any plan may be looked for by its bytes: none is in hand, and nothing travels to the host."""
         return self.best is None and not self.problem.may_offload
 
     def take(self, restriction: Banded, values: FloatArray) -> Check:
-        """Take the plan of a restriction's point if it is better; the verdict on it."""
+        """Take the plan of a restriction's point if it is better; return the verdict on it."""
         began, decisions = time.monotonic(), restriction.decisions(values)
         verdict = self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
         self.closing_s = max(self.closing_s, time.monotonic() - began)
@@ -258,7 +258,7 @@ class Search:
     def restriction(
         self, slots: Slots, budget_bytes: int | None, *, offload: bool = True, to_the_byte: bool = False
     ) -> Banded | None:
-        """One member of the portfolio, with the incumbent among its points; None if there is no time to write it.
+        """Build one member of the portfolio, with the incumbent among its points; None if time is too short.
 
         Args:
             budget_bytes: None to minimize it.
@@ -272,7 +272,7 @@ class Search:
             return None
 
     def adopt(self, schedule: Schedule, method: str) -> Check:
-        """Check a schedule and take it if it holds the budget and is better; the verdict."""
+        """Check a schedule and take it if it holds the budget and is better; return the verdict."""
         with self.effort.on_clock("check"):
             verdict = check(self.problem, schedule, self.budget_bytes)
         if not verdict.ok:
@@ -282,8 +282,8 @@ class Search:
         return verdict
 
     def offer(self, make: Callable[[], Schedule], method: str) -> None:
-        """A point of a solve under way, which may make a better plan: looked at when somebody asks for the best so far,
-        or, while there is none, at once."""
+        """Offer a point of a solve under way, which may make a better plan. It is looked at when the caller asks for
+        the best so far, or at once while no plan is in hand."""
 
         def look() -> None:
             # The clock of the solve goes on.
@@ -302,7 +302,7 @@ class Search:
             self.effort.hold(in_hand)
 
     def _keep(self, schedule: Schedule, verdict: Check, method: str) -> None:
-        """Take a schedule that holds if it is better."""
+        """Take a schedule that passed its check if it is better."""
         if self.verdict is not None and verdict.objective >= self.verdict.objective:
             return
         self.best, self.verdict, self.method = schedule, verdict, method
@@ -312,7 +312,7 @@ class Search:
         self.effort.hold(lambda: self.in_hand())
 
     def in_hand(self) -> MemoryPlan:
-        """The best plan so far, the fallback's among them."""
+        """Return the best plan so far, the fallback's among them."""
         best = self
         if self.fallback is not None and lesser(self.objective, self.fallback.objective) != self.objective:
             best = self.fallback
@@ -320,27 +320,27 @@ class Search:
         return best.plan_of((best.best, best.verdict, best.method), GOING_ON)
 
     def plan_of(self, found: tuple[Schedule, Check, str], stopped_by: str) -> MemoryPlan:
-        """The plan of a checked schedule that a method found, with the bound so far."""
+        """Build the plan of a checked schedule that a method found, with the bound so far."""
         problem, budget_bytes = self.problem, self.budget_bytes
         return answer.plan_of(problem, budget_bytes, self.effort, found, self.bound, self.unconstrained, stopped_by)
 
     def take_fallback(self) -> None:
-        """Take the fallback's plan if it is better, and have no fallback any more."""
+        """Take the fallback's plan if it is better, and drop the fallback."""
         if self.fallback is not None and self.fallback.best is not None:
             self.adopt(self.fallback.best, self.fallback.method)
         self.fallback = None
 
     def has_plan(self) -> bool:
-        """Whether a plan is in hand, the fallback's among them."""
+        """Return whether a plan is in hand, the fallback's among them."""
         self.take_fallback()
         return self.best is not None
 
     def gap_is_proved(self) -> bool:
-        """Whether the plan in hand is within the asked gap."""
+        """Return whether the plan in hand is within the asked gap."""
         return self.gap is not None and self.gap <= self.effort.options.gap
 
     def _good(self, objective: float | None) -> bool:
-        """Whether an objective that is still being solved is good enough to end that solve."""
+        """Return whether an objective that is still being solved is good enough to end that solve."""
         gap = relative_gap(lesser(objective, self.objective), self.bound)
         return gap is not None and gap <= min(self.effort.options.gap, GOOD_GAP)
 
@@ -352,7 +352,7 @@ class Search:
         return self.effort.left_s - self.closing_s - min(ENDING_S, ENDING_SHARE * self.effort.options.time_limit_s)
 
     def build_deadline(self) -> Callable[[], bool]:
-        """Whether a program being written should be given up: it is cancelled, or too late for it to be solved."""
+        """Start a clock for writing a program: it says whether to give up, cancelled or too late to solve it."""
         return lambda: self.effort.cancelled() or self.left_s < LEAST_SECONDS
 
     def built(self, make: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 @dataclass(frozen=True)
 class Slots:
-    """One member of the portfolio of restrictions.
+    """Member of the portfolio of restrictions.
 
     Attributes:
         count: slots of equal mass to ask for.
@@ -36,13 +36,13 @@ class Slots:
         to_the_byte: bool,
         out_of_time: Callable[[], bool],
     ) -> Banded:
-        """The restriction, with the incumbent among its points.
+        """Build the restriction, with the incumbent among its points.
 
         Args:
             budget_bytes: None to minimize it.
 
         Raises:
-            OutOfTimeError: there was no time to write it.
+            OutOfTimeError: the time was too short to write it.
         """
         starts = set(groups_by_mass(problem, self.count))
         stages = [] if incumbent is None else list(enumerate(incumbent.stages))[1:]

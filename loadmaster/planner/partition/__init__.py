@@ -1,1 +1,1 @@
-"""How ``partition`` is solved."""
+"""Planner of the kind ``partition``."""

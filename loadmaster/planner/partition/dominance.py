@@ -23,7 +23,7 @@ LARGEST_COMPARISON = 1 << 20
 
 
 def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -> list[IntArray]:
-    """The states of each variable that are not dominated, ascending."""
+    """Find the states of each variable that are not dominated, ascending."""
     kept = [np.arange(len(costs)) for costs in unary]
     near: list[dict[int, FloatArray]] = [{} for _ in unary]
     for (u, v), costs in pairs.items():
@@ -39,7 +39,7 @@ def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -
         if len(states) ** 2 * widest > LARGEST_COMPARISON:
             continue
         worse = np.subtract.outer(unary[v][states], unary[v][states])
-        with np.errstate(invalid="ignore"):  # where neither can be beside some neighbour, nothing is dominated
+        with np.errstate(invalid="ignore"):  # where neither is compatible with some neighbour, nothing is dominated
             for other, costs in near[v].items():
                 worse += _least_difference(costs[np.ix_(states, kept[other])])
         left = _undominated(worse)
@@ -53,7 +53,7 @@ def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -
 
 
 def _least_difference(costs: FloatArray) -> FloatArray:
-    """[s, s'] min over j of costs[s, j] - costs[s', j]; where s cannot be, it is no better however large the other."""
+    """[s, s'] min over j of costs[s, j] - costs[s', j]; infinite where s is impossible."""
     with np.errstate(invalid="ignore"):
         difference = costs[:, None, :] - costs[None, :, :]
     difference[np.broadcast_to(np.isinf(costs)[:, None, :], difference.shape)] = np.inf
@@ -62,7 +62,7 @@ def _least_difference(costs: FloatArray) -> FloatArray:
 
 
 def _undominated(worse: FloatArray) -> list[int]:
-    """States left when each that another one dominates has gone, the last ones first; of equals one stays."""
+    """Take out each state that another one dominates, the last ones first; of equals one stays."""
     left = list(range(len(worse)))
     for s in reversed(range(len(worse))):
         others = [o for o in left if o != s]

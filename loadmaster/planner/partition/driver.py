@@ -1,8 +1,8 @@
-"""How ``partition`` is solved: as a sum of pairwise costs where no budget binds, else with prices for memory, and by
-the compact program.
+"""Driver of ``partition``: a sum of pairwise costs where no budget binds, else prices for memory and the compact
+program.
 
-What people do by hand (:mod:`.restrictions`) is tried unless the best plan of all is there at once. Where no price for
-memory comes to a plan, the least budget that has one is looked for: there is none below what is proved on the way.
+Methods by hand (:mod:`.restrictions`) are tried unless the best plan of all is there at once. Where no price for memory
+comes to a plan, the least budget that has one is looked for: no budget below what is proved on the way has one.
 
 Of the program the relaxation comes first. Where its point is a plan that a moment without a row refuses, the row is
 added; where the moment has a row, and what a solver tolerates is more than the budget, what is chosen is cut off. Where
@@ -52,7 +52,7 @@ def plan_partition(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> PartitionPlan:
-    """Plan one problem: ``auto`` as above; other methods choose among fewer states (:mod:`.restrictions`).
+    """Plan one ``partition`` problem: ``auto`` as above; other methods by :mod:`.restrictions` or :mod:`.modules`.
 
     Raises:
         LimitReachedError: there may be a plan under the budget, but none was found.
@@ -67,7 +67,7 @@ def plan_partition(
 
 
 class _Run:
-    """One run, or with ``whole`` a part of that one among fewer choices, whose own bound bounds no other plan."""
+    """One run, or with ``whole`` a part of that one among fewer choices, whose bound bounds no other plan."""
 
     def __init__(self, choices: Choices, budget_bytes: int, effort: Effort, whole: _Run | None = None) -> None:
         self.choices, self.problem, self.budget_bytes, self.effort = choices, choices.problem, budget_bytes, effort
@@ -111,7 +111,7 @@ class _Run:
         return f"{found}. Give more time, or a larger budget."
 
     def _is_infeasible(self) -> bool:
-        """Whether every plan needs more than the budget."""
+        """Return whether every plan needs more than the budget."""
         return self.needed_bytes > self.budget_bytes
 
     def _lacking(self) -> Infeasibility:
@@ -130,13 +130,13 @@ class _Run:
         self._try(method, chosen)
 
     def _by_hand(self) -> None:
-        """All other methods: no plan is worse than the best of theirs."""
+        """Try all other methods: no plan is worse than the best of theirs."""
         for method in METHODS:
             if self.best is None or not self.effort.over():
                 self._by_method(method)
 
     def _by_roles(self) -> None:
-        """The best plan under any roles of the axes. The bound is that of all plans: the gap is what roles cost."""
+        """Find the best plan under any roles of the axes. The bound is that of all plans: the gap is their cost."""
         runs = self._roles()
         self._bound_of_all()
         for optimum, run in runs:
@@ -144,7 +144,7 @@ class _Run:
                 self._under(run, functools.partial(run._programs, integer=True))
 
     def _roles(self) -> list[tuple[float, _Run]]:
-        """Plans under all roles that elimination finds; (what any plan costs at least, its run), cheapest first."""
+        """Try all roles by elimination; return (what any plan costs at least, its run), cheapest first."""
         runs = []
         for _, choices in by_roles(self.problem):
             if self.best is not None and self.effort.over():
@@ -171,7 +171,7 @@ class _Run:
         return sum(costs.size for costs in self.choices.pairs.values()) <= _SMALL
 
     def _bound_of_all(self) -> None:
-        """Of plans of every sort."""
+        """Prove a bound of all plans, whatever their roles."""
         with self.effort.on_clock("solve"):
             chosen, bound = minimize(self.choices.unary, self.choices.pairs, stop=self.effort.over)
         self._prove(bound)
@@ -180,7 +180,7 @@ class _Run:
             self._solved_program(integer=False)
 
     def _auto(self) -> None:
-        """Without the budget first; where that is too much, under it. Methods by hand come before what takes long."""
+        """Plan without the budget first, and under it where that is too much; methods by hand come before slow ones."""
         if self._is_small():
             self._eliminated(self._by_hand)
         else:
@@ -198,7 +198,7 @@ class _Run:
             self._least()
 
     def _eliminated(self, otherwise: Callable[[], None] = lambda: None) -> None:
-        """Without the budget; with prices for memory under it.
+        """Plan by elimination: without the budget, then with prices for memory under it.
 
         Args:
             otherwise: called in between, where the best plan of all was not found without the budget.
@@ -213,13 +213,13 @@ class _Run:
             self._prices(optimum)
 
     def _prices(self, optimum: float) -> None:
-        """Prices for memory, from one at which all of it costs a tenth of the best plan without."""
+        """Search prices for memory, from one at which all of it costs a tenth of the best plan without."""
         first_price = 0.1 * (optimum if optimum > 0 else 1.0) / max(self.budget_bytes, 1)
         take = functools.partial(self._try, "prices")
         search(self.choices, self.moments, self.budget_bytes, first_price, take, self._prove, self._done)
 
     def _least(self) -> None:
-        """The least budget that has a plan, as far as averages over some moments tell."""
+        """Find the least budget that has a plan, as far as averages over some moments tell."""
 
         moments = list(self.moments)
 
@@ -255,7 +255,7 @@ class _Run:
                 return
 
     def _programs(self, *, integer: bool) -> None:
-        """The program, with a row for every moment that its points break, and a cut where they break one that has."""
+        """Solve the program, with a row for every moment that its points break; a cut where a moment has a row."""
         while not self._done() and not self._is_infeasible():
             program, solution = self._solved_program(integer=integer)
             if solution.values is None:
@@ -269,7 +269,7 @@ class _Run:
                 self.covers.append(transport.cover(broken, chosen))
 
     def _solved_program(self, *, integer: bool) -> tuple[transport.Transport, Solution]:
-        """What it comes to bounds all plans."""
+        """Build and solve the program; its value bounds all plans."""
         scale = self._scale()
         with self.effort.on_clock("build"):
             program = transport.formulate(
@@ -283,7 +283,7 @@ class _Run:
         return program, solution
 
     def _scale(self) -> float:
-        """About what a plan costs: what solvers tolerate is little beside it."""
+        """Estimate what a plan costs: what solvers tolerate is little compared with it."""
         for cost in (None if self.best is None else self.best[0], self.bound):
             if cost:
                 return cost
@@ -294,7 +294,7 @@ class _Run:
         return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap)
 
     def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
-        """Take an assignment where it keeps the budget; otherwise the moment at which it takes most."""
+        """Take an assignment if it keeps the budget; else return the moment at which it takes most."""
         with self.effort.on_clock("check"):
             splits = self.choices.splits(chosen)
             verdict = check(self.problem, splits, _ANY_BYTES, self.rules)
@@ -313,7 +313,7 @@ class _Run:
         return None
 
     def _prove(self, bound: float) -> None:
-        """No plan is better than the best in hand and costs less than that; there is none where it is infinite."""
+        """Raise the bound to one proved for plans better than the best in hand; infinite: no plan keeps the budget."""
         if self.best is not None:
             bound = min(bound, self.best[0])
         elif math.isinf(bound):
@@ -328,12 +328,12 @@ class _Run:
         return self._is_within(None if self.best is None else relative_gap(self.best[0], self.bound))
 
     def _is_within(self, gap: float | None) -> bool:
-        """Whether a gap is no more than what was asked for."""
+        """Return whether a gap is at most the one asked for."""
         return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
     @property
     def bound_of_all(self) -> float | None:
-        """What no plan goes below, among all choices."""
+        """Lower bound of all plans, among all choices."""
         return self.bound if self.whole is None else self.whole.bound
 
     def _say(self, phase: str, message: str) -> None:
@@ -345,7 +345,7 @@ class _Run:
         return self._plan(self.best[1], self.verdict, self.effort.stopped_by(proved=self._is_proved()))
 
     def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> PartitionPlan:
-        """What every answer says of the run."""
+        """Collect the fields that every answer states about its run."""
         return PartitionPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,

@@ -4,7 +4,7 @@ To eliminate x is to replace all tables that x is in by one over their other var
 
     new(y, z, ...) = min over x of the sum of the tables
 
-What is left in the end is the optimum. Backwards, each variable takes the state that is best beside those after it.
+What is left in the end is the optimum. Backwards, each variable takes the state that is best with those after it.
 Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes first. Graphs
 of training steps, coarsened, are narrow: chains with a few branches. On meshes of three axes states are so many that
 tables are too wide all the same (:mod:`.pairwise`).
@@ -40,23 +40,23 @@ class Table:
     costs: FloatArray
 
     def along(self, v: int, chosen: Sequence[int]) -> FloatArray:
-        """[states of v] where all others are chosen."""
+        """Costs [states of v] where all other variables are chosen."""
         at = tuple(slice(None) if other == v else chosen[other] for other in self.variables)
         found: FloatArray = self.costs[at]
         return found
 
 
 class Elimination:
-    """All variables of a sum eliminated.
+    """Result of eliminating all variables of a sum.
 
     Args:
         unary: [variables][states]
-        pairs: (variable, variable) -> [states, states]; infinite where two states cannot be beside each other.
+        pairs: (variable, variable) -> [states, states]; infinite where two states are not compatible.
         largest_table: numbers of the largest table that may be made.
         stop: asked before each variable.
 
     Attributes:
-        optimum: the least cost; infinite where there is no assignment.
+        optimum: the least cost; infinite where no assignment is possible.
         order: variables, those eliminated last first.
 
     Raises:
@@ -102,14 +102,14 @@ class Elimination:
         self.order = [v for v, _, _ in reversed(order)]
 
     def costs_of(self, v: int, chosen: Sequence[int]) -> FloatArray:
-        """What each state of a variable costs, with the best of what was eliminated before it, beside the states that
-        are chosen for the variables eliminated after it; less what is chosen alone."""
+        """Costs [states] of a variable, given those eliminated after it, with the best of those before it; less what is
+        chosen alone."""
         found: FloatArray = self._unary[v] + sum(table.along(v, chosen) for table in self._tables[v])
         return found
 
     @property
     def best(self) -> list[int]:
-        """A best assignment."""
+        """An assignment of least cost."""
         chosen = [0] * len(self._unary)
         for v in self.order:
             chosen[v] = int(self.costs_of(v, chosen).argmin())
@@ -119,7 +119,7 @@ class Elimination:
 def _settled(
     unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]
 ) -> tuple[list[FloatArray], dict[Pair, FloatArray]]:
-    """What a variable of one state costs its neighbours is a cost of their own."""
+    """Move costs of pairs to one variable where the other has a single state."""
     own, left = list(unary), {}
     for (u, v), costs in pairs.items():
         if len(own[u]) == 1:
@@ -158,12 +158,12 @@ def _order(states: Sequence[int], pairs: Iterable[Pair]) -> list[tuple[int, tupl
 
 
 def _joined(v: int, near: Sequence[set[int]], states: Sequence[int]) -> int:
-    """Numbers of the table that eliminating a variable takes."""
+    """Count the numbers of the table that eliminating a variable takes."""
     return states[v] * math.prod(states[other] for other in near[v])
 
 
 def _expanded(table: Table, scope: tuple[int, ...], states: Sequence[int]) -> FloatArray:
-    """A table with an axis for every variable of a scope, of length one where it is not its own."""
+    """Give a table an axis for every variable of a scope, of length one where it is not its own."""
     order = sorted(range(len(table.variables)), key=lambda n: scope.index(table.variables[n]))
     shape = [states[v] if v in table.variables else 1 for v in scope]
     return table.costs.transpose(order).reshape(shape)

@@ -1,4 +1,4 @@
-"""Plans and a bound under a budget by elimination: memory has a price.
+"""Lagrangian relaxation of the budget: memory has a price, and elimination finds plans and a bound.
 
 With a price l >= 0 for a byte, on the average over some moments N, an assignment x costs
 
@@ -50,7 +50,7 @@ def search(
     prove: Callable[[float], None],
     stop: Callable[[], bool],
 ) -> None:
-    """Tell what prices come to.
+    """Search prices of memory; ``take`` and ``prove`` are told what they find.
 
     Args:
         moments: N, which grows.
@@ -103,11 +103,11 @@ def least_bytes(
     prove: Callable[[float, Sequence[Moment]], None],
     stop: Callable[[], bool],
 ) -> None:
-    """Tell what budget every plan needs.
+    """Search the least budget of any plan; ``take`` and ``prove`` are told what is found.
 
     Args:
         moments: as above.
-        take: is told an assignment; returns the moment at which it takes most, None where it is no plan.
+        take: is told an assignment; returns the moment at which it takes most, None where it is not a plan.
         prove: is told bytes that every plan takes at one of some moments, but those that were taken.
     """
     free = _free(choices)
@@ -127,13 +127,13 @@ def least_bytes(
 
 
 def _free(choices: Choices) -> Choices:
-    """The choices, at no cost where they are possible."""
+    """Return the choices, at no cost where they are possible."""
     pairs = {pair: np.where(np.isfinite(costs), 0.0, np.inf) for pair, costs in choices.pairs.items()}
     return replace(choices, unary=[np.zeros(len(costs)) for costs in choices.unary], pairs=pairs)
 
 
 def join(moments: list[Moment], moment: Moment) -> bool:
-    """Add a moment; whether it was not there yet."""
+    """Add a moment; return whether it is a new one."""
     is_new = all((m.operator, m.worker) != (moment.operator, moment.worker) for m in moments)
     if is_new:
         moments.append(moment)
@@ -163,7 +163,7 @@ def _in_order(
 
 
 def _priced(choices: Choices, moments: Sequence[Moment], price: float) -> Costs:
-    """Costs where every byte of an average moment has that price."""
+    """Add a price for every byte of an average moment to the costs."""
     share = price / len(moments)
     unary, pairs = list(choices.unary), dict(choices.pairs)
     for moment in moments:

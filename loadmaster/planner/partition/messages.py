@@ -33,11 +33,11 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Reading:
-    """What messages come to.
+    """Assignment and bounds that messages found.
 
     Attributes:
         chosen, cost: the best assignment that was read off; infinite where none was.
-        bound: no assignment costs less; infinite where there is none.
+        bound: no assignment costs less; infinite where none is possible.
         least: [variables][states] no assignment that has the state costs less.
     """
 
@@ -48,7 +48,7 @@ class Reading:
 
 
 class _Edge:
-    """A pair, the earlier variable first, and what it gave to each of the two."""
+    """Pair of variables, the earlier one first, and what it gave to each of the two."""
 
     def __init__(self, u: int, v: int, costs: FloatArray) -> None:
         self.u, self.v, self.costs = u, v, np.ascontiguousarray(costs)
@@ -56,7 +56,7 @@ class _Edge:
 
     @property
     def left(self) -> FloatArray:
-        """What it costs after what it gave."""
+        """Costs of the pair less what it gave to its variables."""
         found: FloatArray = self.costs - self.to_u[:, None] - self.to_v
         return found
 
@@ -66,17 +66,18 @@ def passed(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray], stop: 
 
     Args:
         unary: [variables][states]
-        pairs: (variable, variable) -> [states, states]; infinite where two states cannot be beside each other. Every
-            state can be beside one of each neighbour (:func:`supported`).
+        pairs: (variable, variable) -> [states, states]; infinite where two states are not compatible. Every state is
+            compatible with one of each neighbour (:func:`supported`).
         stop: asked between rounds; there is one in any case.
     """
     return _Messages(unary, pairs).reading(stop)
 
 
 def supported(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -> list[FloatArray] | None:
-    """The costs of variables, infinite for states that have no state of a neighbour to be beside.
+    """Make states impossible that no state of some neighbour is compatible with: their costs are infinite.
 
-    None: a variable has no other ones.
+    Returns:
+        the costs; None if a variable has no possible state left.
     """
     found = [costs.copy() for costs in unary]
     near: list[list[tuple[int, FloatArray]]] = [[] for _ in unary]
@@ -134,7 +135,7 @@ class _Messages:
         return Reading(self.best[1], self.best[0], bound, above)
 
     def _forth(self) -> None:
-        """In order; reads an assignment off."""
+        """Pass messages in order, and read an assignment off."""
         chosen = [0] * len(self.unary)
         for v in self.order:
             beside = sum((e.costs[chosen[e.u]] for e in self.earlier[v]), self.unary[v])
@@ -152,7 +153,7 @@ class _Messages:
             self.best = (cost, chosen)
 
     def _back(self) -> None:
-        """The other way round."""
+        """Pass messages in reverse order."""
         for v in reversed(self.order):
             for edge in self.later[v]:
                 taken = (edge.costs - edge.to_v).min(axis=1)
@@ -173,7 +174,7 @@ class _Messages:
 
 
 def _by_nearness(count: int, pairs: Iterable[Pair]) -> list[int]:
-    """Variables, breadth first."""
+    """Order variables breadth first."""
     near: list[list[int]] = [[] for _ in range(count)]
     for u, v in pairs:
         near[u].append(v)

@@ -1,18 +1,18 @@
-"""What a model's own modules can run, by ``fully_shard`` and by hooks around them: choices with fewer states.
+"""Plans that a model's own modules can run, by ``fully_shard`` and by hooks around them: choices with fewer states.
 
 Every axis of the mesh has one role for the whole model (:mod:`loadmaster.models.partition.roles`).
 
 On an axis that divides batches, everything computed from the batch is split along its first dimension, and operators
 need parameters whole. Axes that shard divide one dimension of a parameter.
 
-On a tensor axis nothing moves inside a module: what its operators read lies as they need it, and what they make lies as
-it is made. Not even terms of a sum are added up there: ``DTensor`` refuses in-place operators on them. What goes into a
-module or comes out of it may move: a hook can do that, for each module by itself, so copies lie as their originals.
-Parameters are used as they lie, and every worker has the whole input of the step.
+On a tensor axis nothing moves inside a module: what its operators read is placed as they need it, and what they make
+stays as it is made. Not even terms of a sum are added up there: ``DTensor`` refuses in-place operators on them. What
+goes into a module or comes out of it may move: a hook can do that, for each module by itself, so copies have the
+placement of their originals. Parameters are used as they are placed, and every worker has the whole input of the step.
 
 Convolutions run whole there: of what ``DTensor`` computes on their channels some is wrong (PyTorch 2.13, issue 186129).
 
-Which roles are best is found by trying all: three to the power of the axes, each a problem much smaller than the whole.
+The best roles are found by trying all: three to the power of the axes, each a problem much smaller than the whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WHOLE_OPERATORS = ("aten.convolution",)
 
 
 def by_roles(problem: PartitionProblem) -> Iterator[tuple[tuple[Role, ...], Choices]]:
-    """(roles of the axes, the choices that they leave)"""
+    """Yield (roles of the axes, the choices that they leave)."""
     modules = _Modules(coarsened(problem, copies_alike=True))
     for roles in itertools.product(get_args(Role), repeat=len(problem.axes)):
         yield roles, modules.under(roles)
@@ -62,7 +62,7 @@ class _Modules:
         }
 
     def under(self, roles: Sequence[Role]) -> Choices:
-        """The states that such roles leave; a variable that none of its states suits keeps all."""
+        """Reduce the choices to the states that roles leave; a variable that none of its states suits keeps all."""
         divided = [axis for axis, role in enumerate(roles) if role != "tensor"]
         kept = []
         for v, variable in enumerate(self.choices.variables):
@@ -81,7 +81,7 @@ class _Modules:
         return replace(self.choices, variables=variables, unary=unary, pairs=pairs)
 
     def _computed_from_batch(self) -> set[int]:
-        """Inputs of the step, and whatever is computed from them."""
+        """Find the inputs of the step, and whatever is computed from them."""
         found = {n for n, tensor in enumerate(self.problem.tensors) if tensor.role == "input" and tensor.shape}
         for operator in self.problem.operators:
             if not found.isdisjoint(operator.inputs):
@@ -98,7 +98,7 @@ class _Modules:
         return [n for n, state in enumerate(variable.states) if _matches(state, wanted)]
 
     def _of_parameters(self, variable: Variable, roles: Sequence[Role]) -> list[int]:
-        """Whole where they are replicated; where they are sharded along one dimension, if the mesh divides one."""
+        """List states of parameters: whole on axes that replicate, sharded along one dimension if the mesh can."""
         whole = [WHOLE if role == "replicate" else None for role in roles]
         found = [n for n, state in enumerate(variable.states) if _matches(state, whole)]
         sharded = [axis for axis, role in enumerate(roles) if role == "shard"]
@@ -107,7 +107,7 @@ class _Modules:
         return divided or along_one
 
     def _operators(self, variable: Variable, divided: Sequence[int]) -> list[int]:
-        """On axes that divide batches: parameters are needed whole, and the work is divided where it can be."""
+        """List states of an operator: on axes that divide batches, parameters whole and work divided if possible."""
         operator = self.problem.operators[variable.members[0]]
         every = self.problem.strategies(operator)
         if operator.op.startswith(_WHOLE_OPERATORS):
@@ -129,7 +129,7 @@ class _Modules:
     def _still(
         self, costs: FloatArray, t: int, o: int, lies: IntArray, runs: IntArray, tensor_axes: Sequence[int]
     ) -> FloatArray:
-        """The costs, infinite where something would move inside a module."""
+        """Make costs infinite where something would move inside a module."""
         tensors, operators = self.choices.variables[t], self.choices.variables[o]
         operator = self.problem.operators[operators.members[0]]
         every = self.problem.strategies(operator)
@@ -144,7 +144,7 @@ class _Modules:
         return found
 
     def _may_move(self, t: int, o: int) -> dict[bool, bool]:
-        """Whether tensors of a class may move into operators of one, and out of them: whether all cross a module."""
+        """Return whether tensors of a class may move into operators of one, and out of them: if all cross a module."""
         into, out = True, True
         for n in self.choices.variables[o].members:
             operator = self.problem.operators[n]
@@ -168,5 +168,5 @@ def _matches(state: Placement, wanted: Sequence[int | None]) -> bool:
 
 
 def _stays(side: Side, placement: Placement, axes: Sequence[int]) -> bool:
-    """Whether nothing moves on these axes between a tensor and an operator."""
+    """Return whether nothing moves on these axes between a tensor and an operator."""
     return all(side.placement[axis] == placement[axis] for axis in axes)

@@ -1,4 +1,4 @@
-"""The least of a sum of pairwise costs, and a bound: exact where tables are narrow, else as near as messages come.
+"""Minimum of a sum of pairwise costs, and a bound: exact where tables are narrow, else as near as messages come.
 
 States that no best assignment needs are left out first (:mod:`.dominance`). Where tables are too wide to eliminate
 variables then (:mod:`.elimination`), messages (:mod:`.messages`) tell an assignment, a bound, and what any assignment
@@ -31,7 +31,7 @@ def minimize(
     largest_table: int = LARGEST_TABLE,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[list[int], float]:
-    """A good assignment, and what none goes below: its own cost where it is the best; infinite where there is none.
+    """Find a good assignment and a bound: its own cost where it is the best; infinite where none is possible.
 
     Args:
         unary: [variables][states]
@@ -69,7 +69,7 @@ def _narrowed(
     largest_table: int,
     stop: Callable[[], bool],
 ) -> tuple[list[int], float]:
-    """Elimination among states that may be in a better assignment than the one that was read off."""
+    """Eliminate among states that may be in a better assignment than the one that was read off."""
     more = min(reading.cost, 2 * abs(reading.bound) + 1) - reading.bound
     for _ in range(_TRIES):
         limit = reading.bound + more
@@ -90,6 +90,6 @@ def _narrowed(
 def _among(
     kept: Sequence[IntArray], unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]
 ) -> tuple[list[FloatArray], dict[Pair, FloatArray]]:
-    """Costs among states that are kept."""
+    """Select the costs among states that are kept."""
     own = [costs[k] for costs, k in zip(unary, kept, strict=True)]
     return own, {(u, v): costs[np.ix_(kept[u], kept[v])] for (u, v), costs in pairs.items()}

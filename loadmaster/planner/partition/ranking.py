@@ -21,10 +21,10 @@ from loadmaster.solvers.program import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class _Note:
-    """States of the variable at ``depth``, best first, beside what is chosen for those before it; ``rank`` is next.
+    """States of the variable at ``depth``, best first, given those chosen for variables before it; ``rank`` is next.
 
     Attributes:
-        before: cost of the best assignment beside what is chosen.
+        before: cost of the best assignment given what is chosen.
     """
 
     depth: int
@@ -36,14 +36,14 @@ class _Note:
 
     @property
     def cost(self) -> float:
-        """Of the best assignment with the next state."""
+        """Cost of the best assignment with the next state."""
         if self.rank >= len(self.states):
             return math.inf
         return self.before + float(self.costs[self.states[self.rank]] - self.costs[self.states[0]])
 
 
 def ranked(found: Elimination) -> Iterator[tuple[float, list[int]]]:
-    """(cost, assignment), the least cost first; none that is impossible."""
+    """Yield (cost, assignment), the least cost first; none that is impossible."""
     if not math.isfinite(found.optimum):
         return
     notes: list[tuple[float, int, _Note]] = []

@@ -1,4 +1,4 @@
-"""Plans that choose among fewer states: what was published before, to hold plans against.
+"""Plans that choose among fewer states: published methods, to compare plans with.
 
 ``recursive``      Tofu [Wang20] section 3.5.2: one axis after the other, each the best one given those before
 ``equal-chop``     every tensor along one dimension only, every operator along one index
@@ -29,7 +29,7 @@ Stop = Callable[[], bool]
 
 
 def best_of(choices: Choices, kept: Kept, stop: Stop) -> list[int]:
-    """The best assignment to states that are kept, or nearly: see :func:`.pairwise.minimize`."""
+    """Find the best assignment to states that are kept, or nearly: see :func:`.pairwise.minimize`."""
     rows = [np.array(k) for k in kept]
     unary = [costs[k] for costs, k in zip(choices.unary, rows, strict=True)]
     pairs = {(t, o): costs[np.ix_(rows[t], rows[o])] for (t, o), costs in choices.pairs.items()}
@@ -38,7 +38,7 @@ def best_of(choices: Choices, kept: Kept, stop: Stop) -> list[int]:
 
 
 def recursive(choices: Choices, stop: Stop) -> list[int]:
-    """One axis after the other, outermost first. What cannot go on from an earlier axis is chosen anew."""
+    """Plan one axis after the other, outermost first. What cannot go on from an earlier axis is chosen again."""
     problem = choices.problem
     so_far: list[tuple[int, ...]] | None = None
     for axis in range(1, len(problem.axes) + 1):
@@ -54,12 +54,12 @@ def recursive(choices: Choices, stop: Stop) -> list[int]:
 
 
 def equal_chop(choices: Choices, stop: Stop) -> list[int]:
-    """All axes alike, where a tensor or operator can be split so."""
+    """Split every tensor and operator in the same way on all axes, where that is possible."""
     return best_of(choices, _where(choices, lambda v, state: len(set(state)) == 1), stop)
 
 
 def no_reduction(choices: Choices, stop: Stop) -> list[int]:
-    """No sums over workers, where an operator has a strategy without."""
+    """Avoid sums over workers, where an operator has a strategy without."""
 
     def adds_up(v: int, state: tuple[int, ...]) -> bool:
         variable = choices.variables[v]
@@ -87,7 +87,7 @@ def all_row(choices: Choices, stop: Stop) -> list[int]:
 
 
 def spartan(choices: Choices, stop: Stop) -> list[int]:
-    """The largest class of tensors first: its cheapest placement, then the strategies of the operators around it."""
+    """Plan the largest class of tensors first: its cheapest placement, then strategies of operators around it."""
     near: dict[int, list[tuple[int, FloatArray]]] = {v: [] for v in range(len(choices.variables))}
     for (t, o), costs in choices.pairs.items():
         near[t].append((o, costs))
@@ -95,7 +95,7 @@ def spartan(choices: Choices, stop: Stop) -> list[int]:
     chosen: dict[int, int] = {}
 
     def choose(v: int) -> None:
-        """The state that costs least beside what is chosen, and at best beside what is not."""
+        """Choose the state that costs least with what is chosen, and at best with what is not."""
         if v not in chosen:
             costs = choices.unary[v].copy()
             for other, pair in near[v]:
@@ -117,17 +117,17 @@ def spartan(choices: Choices, stop: Stop) -> list[int]:
 
 
 def data_parallel(choices: Choices, stop: Stop) -> list[int]:
-    """Batches are divided, parameters are not."""
+    """Divide batches over all axes; parameters stay whole."""
     return best_of(choices, _placed(choices, parameters=lambda part, last: part == WHOLE), stop)
 
 
 def fsdp(choices: Choices, stop: Stop) -> list[int]:
-    """Batches are divided, and parameters where they lie."""
+    """Divide batches, and every parameter on all axes."""
     return best_of(choices, _placed(choices, parameters=lambda part, last: part != WHOLE), stop)
 
 
 def megatron(choices: Choices, stop: Stop) -> list[int]:
-    """Matrices are divided over the last axis, batches over the others; along the last axis the rest follows."""
+    """Divide matrices over the last axis, batches over the others; along the last axis the rest follows."""
 
     def parameters(part: int, last: bool) -> bool:
         return (part == WHOLE) != last
@@ -138,8 +138,8 @@ def megatron(choices: Choices, stop: Stop) -> list[int]:
 def _placed(
     choices: Choices, parameters: Callable[[int, bool], bool], *, batch_on_last: bool = True
 ) -> list[list[int]]:
-    """States where parameters have such a part on every axis, all else is split along its first dimension, and every
-    operator's work is divided over all axes.
+    """Select states: parameters as given on every axis, all else split along its first dimension, and every operator's
+    work divided over all axes.
 
     Args:
         parameters: (part, whether it is on the last axis) -> whether a parameter, its gradient and states may have it.
@@ -161,7 +161,7 @@ def _placed(
 
 
 def _where(choices: Choices, keep: Callable[[int, tuple[int, ...]], bool]) -> list[list[int]]:
-    """The states to keep; all of a variable that has none of them."""
+    """Select the states to keep; all of a variable that has none of them."""
     kept = []
     for v, variable in enumerate(choices.variables):
         states = [n for n, state in enumerate(variable.states) if keep(v, state)]

@@ -1,1 +1,1 @@
-"""The kind ``placement``: how it is solved. ``driver:plan_placement`` is the way in."""
+"""Planner of the kind ``placement``. ``driver:plan_placement`` is the way in."""

@@ -1,4 +1,4 @@
-"""When operators run in a step of known stalls."""
+"""Times of operators in a step of known stalls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadmaster.solvers.program import FloatArray
 
 
 class Clock:
-    """When operators start and end in a step of known stalls, for positions of any step."""
+    """Times at which operators start and end in a step of known stalls, for positions of any step."""
 
     def __init__(self, starts_us: Sequence[float], times_us: Sequence[float], step_us: float) -> None:
         self.starts_us, self.step_us = list(starts_us), step_us
@@ -19,18 +19,18 @@ class Clock:
         self.count = len(self.starts_us)
 
     def start(self, position: int) -> float:
-        """When an operator starts."""
+        """Time in us at which the operator at a position starts."""
         lap, i = divmod(position, self.count)
         return self.starts_us[i] + lap * self.step_us
 
     def end(self, position: int) -> float:
-        """When it ends."""
+        """Time in us at which the operator at a position ends."""
         lap, i = divmod(position, self.count)
         return self.ends_us[i] + lap * self.step_us
 
 
 def of_fluid(timed: Timed, values: FloatArray, times_us: Sequence[float]) -> Clock:
-    """The clock of a relaxation: operators wait in each slot as long as it says."""
+    """Clock of a relaxation: operators wait in each slot as long as it says."""
     c = timed.columns
     wait = np.zeros(len(times_us))
     np.add.at(wait, c.slots.waits, values[c.stall])

@@ -1,6 +1,5 @@
-"""How ``placement`` is solved: the fluid relaxation for the proof and for what should be away, moves in an order that
-the links can keep, and a search for better ones. Small problems are solved exactly, too.
-"""
+"""Driver of ``placement``: the fluid relaxation for the proof and for what should be away, moves in an order that the
+links can keep, and a search for better ones. Small problems are solved exactly, too."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ EXACT_COLUMNS = 8_000
 EXACT_SHARE = 0.4
 # Points of the program of room that have too much by a byte, of which each excludes others.
 ROOM_ROUNDS = 50
-# A budget that works is found to this part of what lies between the least and the peak.
+# A budget that works is found to this part of the distance between the least and the peak.
 WORKS_SHARE = 2**-16
 # Moves are ordered by a clock, and make another one: so often it is asked again.
 CLOCKS = 4
@@ -51,7 +50,7 @@ def plan_placement(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> PlacementPlan:
-    """Plan one problem: ``auto`` all of the above, ``greedy`` what the links have time for, without a solver.
+    """Plan one ``placement`` problem: ``auto`` all of the above, ``greedy`` what links have time for, without a solver.
 
     Raises:
         LimitReachedError: the tiers may have room for a plan, but none was found.
@@ -88,7 +87,7 @@ class _Run:
         return self._tight() if self.best is None else self._checked(self.best.moves)
 
     def _tight(self) -> PlacementPlan:
-        """A plan that fits the tiers, however long it takes, or the proof that there is none.
+        """Find a plan that fits the tiers, however long it takes, or prove that none exists.
 
         Raises:
             LimitReachedError: neither was found.
@@ -121,8 +120,7 @@ class _Run:
         return self._answer(moves, verdict, None)
 
     def _too_little(self) -> int | None:
-        """The operator for which there is too little, where that is plain: it needs more by itself, or with all tiers
-        full."""
+        """Find an operator that plainly has too little memory: it needs more by itself, or with all tiers full."""
         least, at = least_bytes(self.problem)
         if least <= self.budget_bytes:
             at = int(self.accesses.live_bytes.argmax())
@@ -133,7 +131,7 @@ class _Run:
         return at
 
     def _infeasibility(self, at: int) -> Infeasibility:
-        """Why there is no plan, and a budget that has one: the least there is, where the tiers hold whatever comes."""
+        """Explain that no plan exists, with a budget that has one: the least one, if the tiers hold whatever comes."""
         where = f"operator {at} ({self.problem.operators[at].words})"
         low, works = max(least_bytes(self.problem)[0], self.budget_bytes + 1), peak_bytes(self.problem)
         if self._kept(low) is not None:
@@ -150,7 +148,7 @@ class _Run:
         return Infeasibility(works, works - self.budget_bytes, where)
 
     def _kept(self, budget_bytes: int) -> int | None:
-        """What evictions that keep a budget leave on the device at the most; None where they find no room."""
+        """Bytes on the device at most after evictions that keep a budget; None where they find no room."""
         evictions = Evictions(self.accesses, budget_bytes)
         try:
             evictions.keep_the_budget(self.search.idle_links(self._plain_clock()))
@@ -159,18 +157,18 @@ class _Run:
         return max(int(evictions.resident().max()), 0)
 
     def _plain_clock(self) -> Clock:
-        """Operators without copies."""
+        """Clock of a step without copies."""
         times = np.array(self.search.times_us)
         ends = np.cumsum(times)
         return Clock((ends - times).tolist(), self.search.times_us, float(ends[-1]))
 
     def _first(self) -> None:
-        """Moves without a solver: a plan to fall back on."""
+        """Find moves without a solver: a plan to fall back on."""
         with self.effort.on_clock("solve"):
             self._take("greedy", Evictions(self.accesses, self.budget_bytes), self._plain_clock())
 
     def _relax(self) -> None:
-        """The fluid relaxation: its value is a bound, and what it has away is what should be."""
+        """Solve the fluid relaxation: its value is a bound, and what it has away is what should be."""
         with self.effort.on_clock("build"):
             slots = slots_of.merged(self.accesses, self.budget_bytes, FLUID_SLOTS)
             fluid = timed.formulate(self.accesses, slots, self.budget_bytes, exact=False)
@@ -181,7 +179,7 @@ class _Run:
             self._take_point("fluid relaxation", fluid, solution.values)
 
     def _exact(self) -> None:
-        """The program with integers over every operator, where it is small."""
+        """Solve the program with integers over every operator, where it is small."""
         if self._done():
             return
         with self.effort.on_clock("build"):
@@ -198,7 +196,7 @@ class _Run:
             self._take_point("exact program", exact, solution.values)
 
     def _solved(self, phase: str, what: timed.Timed, share: float, gap: float) -> Solution:
-        """Of a program of microseconds, with the bound that it proves."""
+        """Solve a program of microseconds, with the bound that it proves."""
         limit_s = share * self.effort.options.time_limit_s
         program, unit_us = what.program, unit_of(self.problem.compute_us if self.best is None else self.best.step_us)
         program = replace(program, cost=program.cost / unit_us, offset=program.offset / unit_us)
@@ -206,14 +204,14 @@ class _Run:
         return solution if solution.bound is None else replace(solution, bound=proved(solution.bound, unit_us))
 
     def _take_point(self, phase: str, what: timed.Timed, values: FloatArray) -> None:
-        """What a point of a program has away, by its times."""
+        """Evict what a point of a program has away, by its times."""
         with self.effort.on_clock("solve"):
             evictions = Evictions(self.accesses, self.budget_bytes)
             evictions.add_fluid(what, values)
             self._take(phase, evictions, of_fluid(what, values, self.search.times_us))
 
     def _take(self, phase: str, evictions: Evictions, clock: Clock) -> None:
-        """What evictions make, by this clock and by those that they make in turn."""
+        """Take the moves that evictions make, by a clock and by those that they make in turn."""
         try:
             evictions.keep_the_budget(self.search.idle_links(clock))
         except TiersFullError:
@@ -237,7 +235,7 @@ class _Run:
         self.search.improve(self.best, self._done, told)
 
     def _keep(self, found: Found) -> None:
-        """The best so far."""
+        """Keep the best moves so far."""
         self.best = found
         self.effort.hold(lambda: self._in_hand(found.moves))
 
@@ -252,7 +250,7 @@ class _Run:
         self.effort.say(phase, message, None if self.best is None else self.best.step_us, self.bound)
 
     def _in_hand(self, moves: Moves) -> PlacementPlan:
-        """A plan of the search while it goes on.
+        """Build a plan of the search while it goes on.
 
         Raises:
             CheckFailedError: the checker refuses it.

@@ -1,4 +1,4 @@
-"""Which blocks should be away, from which operator to which: so that every operator has the memory that it needs.
+"""Evictions: which blocks should be away, between which operators, so that every operator has the memory that it needs.
 
 An eviction is a gap, a tier, and the operators from ``first`` to ``last`` during which the block must be away. All
 evictions together keep the budget at every operator.
@@ -60,7 +60,7 @@ class Evictions:
         self.last = np.zeros(len(self.gaps), dtype=np.int64)
 
     def copy(self) -> Evictions:
-        """Other evictions over the same gaps."""
+        """Return a copy over the same gaps, to be changed on its own."""
         twin = object.__new__(Evictions)
         twin.__dict__.update(self.__dict__)
         twin.tier, twin.first, twin.last = self.tier.copy(), self.first.copy(), self.last.copy()
@@ -102,7 +102,7 @@ class Evictions:
                         self.tier[g] = -1
 
     def resident(self) -> IntArray:
-        """[n] bytes on the device if evicted blocks are away no longer than they must."""
+        """Bytes [n] on the device if evicted blocks are away no longer than they must."""
         change = np.zeros(self.count + 1, dtype=np.int64)
         evicted = np.flatnonzero(self.tier >= 0)
         low = self.first[evicted] % self.count
@@ -141,7 +141,7 @@ class Evictions:
             add_cyclic(resident, low, high + 1, -int(self.size[g]))
 
     def _held(self) -> dict[int, IntArray]:
-        """For each tier that may be full, [n] the bytes that copies take at most while each operator runs."""
+        """Bytes [n] that copies take at most in each tier that may be full, while each operator runs."""
         held = {}
         for h, tier in enumerate(self.tiers):
             if tier.capacity_bytes is not None:
@@ -159,7 +159,7 @@ class Evictions:
     def _best(
         self, i: int, lack_bytes: int, links: Links, held: dict[int, IntArray], barred: BoolArray | None
     ) -> tuple[int, int, int]:
-        """The gap whose block should be away at operator i too, the position of i in it, and the tier."""
+        """Find the gap whose block should be away at operator i too, the position of i in it, and the tier."""
         position = np.where(self.after < i, i, i + self.count)
         evicted = self.tier >= 0
         open_ = (self.after < position) & (position < self.before)
@@ -195,7 +195,7 @@ class Evictions:
         return int(g[best[1]]), int(at[best[1]]), best[2]
 
     def _reach(self, g: int, position: int, tier: int, resident: IntArray, links: Links) -> tuple[int, int]:
-        """The first and last operator around a position that lack memory too and at which the copies are in time."""
+        """Find the first and last operator around a position that lack memory too, with the copies in time."""
         low = high = position
         while low - 1 > self.after[g] and resident[(low - 1) % self.count] > self.budget_bytes:
             low -= 1

@@ -1,4 +1,4 @@
-"""When links are idle in a step of known times: how much of what is asked of them there is time for."""
+"""Idle times of links in a step of known times: they say how many copies there is time for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Links:
         return self._until(self._stores[tier], end) - self._until(self._stores[tier], start)
 
     def idle_load_us(self, tier: int, start: IntArray | int, end: IntArray | int) -> FloatArray:
-        """The same for loads."""
+        """Idle time for loads from the start of operator ``start`` to that of ``end``, positions of any step."""
         return self._until(self._loads[tier], end) - self._until(self._loads[tier], start)
 
     def _until(self, idle: FloatArray, position: IntArray | int) -> FloatArray:
@@ -38,7 +38,7 @@ class Links:
         return found
 
     def _idle(self, copies: Sequence[tuple[float, float]]) -> FloatArray:
-        """[n + 1] idle time from the start of the step to the start of each operator, and of the whole step."""
+        """Idle time [n + 1] from the start of the step to the start of each operator, and of the whole step."""
         step_us = self._clock.step_us
         edges = np.array([*self._clock.starts_us, step_us])
         busy = np.zeros(len(edges))

@@ -1,4 +1,4 @@
-"""Which copy goes when: each direction of a link serves one at a time, in a step that repeats.
+"""Order of copies: each direction of a link serves one at a time, in a step that repeats.
 
 Of the copies that may start, the one that is needed first goes first (earliest deadline first). A plan holds the order
 and the operators, not the times: a copy is queued as early as its operators and that order allow.
@@ -18,7 +18,7 @@ from loadmaster.planner.placement.evictions import Evictions
 
 
 class Job(NamedTuple):
-    """A copy on a link.
+    """Copy on a link, to be queued between two positions.
 
     Attributes:
         earliest, latest: the positions between which it must be queued.
@@ -33,7 +33,7 @@ class Job(NamedTuple):
 
 
 def queued(evictions: Evictions, clock: Clock) -> Moves:
-    """The moves that evictions make. Blocks are away no longer than they must: memory is freed as late and taken as
+    """Schedule the moves of evictions. Blocks are away no longer than they must: memory is freed as late and taken as
     early as the budget allows, so that an operator that is earlier or later than by the clock waits for as little as
     can be."""
     w, count = evictions, evictions.count
@@ -63,8 +63,8 @@ def queued(evictions: Evictions, clock: Clock) -> Moves:
 
 
 def in_order(jobs: Sequence[Job], clock: Clock) -> list[tuple[int, int]]:
-    """The jobs in the order in which a link serves them in a step, each with the position at which it is queued: no
-    earlier than those before it, as far as its latest position allows."""
+    """Order jobs as a link serves them in a step, each with the position at which it is queued: no earlier than those
+    before it, as far as its latest position allows."""
     starts = earliest_deadline_first(jobs, clock.step_us)
     # Around one step of the link: a copy that waited into the next step goes before what is written there.
     laps = [_lap(start, clock.step_us) for start in starts]
@@ -78,7 +78,7 @@ def in_order(jobs: Sequence[Job], clock: Clock) -> list[tuple[int, int]]:
 
 
 def earliest_deadline_first(jobs: Sequence[Job], step_us: float) -> list[float]:
-    """[jobs] when each starts on a link that serves one at a time, in a step that repeats.
+    """Start times [jobs] on a link that serves one at a time, in a step that repeats.
 
     Of the jobs that may start, the one with the earliest deadline goes first. Three steps are served, and the times are
     those of the second one: it finds what the step before left, and meets what the next one brings.
@@ -105,5 +105,5 @@ def earliest_deadline_first(jobs: Sequence[Job], step_us: float) -> list[float]:
 
 
 def _lap(us: float, step_us: float) -> int:
-    """In which step a moment is; a step in which nothing takes any time is the only one."""
+    """Number of the step that a moment is in; 0 if steps take no time."""
     return int(us // step_us) if step_us else 0

@@ -44,12 +44,12 @@ class Found:
 
     @property
     def step_us(self) -> float:
-        """What is minimized."""
+        """Objective: the time of a step in us."""
         return self.check.objective
 
     @property
     def timeline(self) -> Timeline:
-        """Of the replay."""
+        """Timeline of the checker's replay."""
         assert self.check.timeline is not None
         return self.check.timeline
 
@@ -63,7 +63,7 @@ class Search:
         self._random = random.Random(seed)
 
     def evaluate(self, evictions: Evictions, clock: Clock) -> Found:
-        """The moves that evictions make by a clock.
+        """Schedule the moves of evictions by a clock, and check them.
 
         Raises:
             CheckFailedError: the checker refuses them.
@@ -76,16 +76,16 @@ class Search:
         return Found(evictions, moves, verdict)
 
     def clock(self, found: Found) -> Clock:
-        """The times of a replay."""
+        """Clock of a replay's times."""
         return Clock(found.timeline.starts_us, self.times_us, found.timeline.step_us)
 
     def idle_links(self, clock: Clock) -> Links:
-        """Links that nothing uses yet."""
+        """Idle times of links without any copies."""
         nothing: list[list[tuple[float, float]]] = [[] for _ in self.accesses.problem.tiers]
         return Links(clock, nothing, nothing)
 
     def improve(self, found: Found, over: Callable[[], bool], told: Callable[[Found], None]) -> Found:
-        """The best that is found until it is over, nothing waits any more, or nothing gets better.
+        """Search until it is over, nothing waits any more, or nothing gets better; return the best found.
 
         Args:
             told: called with what is better than all before.
@@ -105,7 +105,7 @@ class Search:
         return best
 
     def _neighbour(self, found: Found) -> Found | None:
-        """Other evictions around an operator that waits; None where none does."""
+        """Change evictions around an operator that waits; None where none does."""
         clock = self.clock(found)
         starts = np.array(clock.starts_us)
         wait = np.maximum(starts - np.array([0.0, *clock.ends_us[:-1]]), 0.0)
@@ -129,7 +129,7 @@ class Search:
         return self.evaluate(evictions, clock)
 
     def _awaited(self, found: Found, start_us: float, end_us: float) -> list[int]:
-        """Gaps whose copies end while an operator waits from ``start_us`` to ``end_us``."""
+        """List gaps whose copies end while an operator waits from ``start_us`` to ``end_us``."""
         of_block: dict[int, list[int]] = {}
         of_absence: dict[tuple[int, int], int] = {}
         for g in np.flatnonzero(found.evictions.tier >= 0).tolist():
@@ -148,7 +148,7 @@ class Search:
         return list(awaited)
 
     def _links(self, found: Found, clock: Clock) -> Links:
-        """When links are idle in a replay."""
+        """Idle times of links in a replay."""
         stores: list[list[tuple[float, float]]] = [[] for _ in self.accesses.problem.tiers]
         loads: list[list[tuple[float, float]]] = [[] for _ in self.accesses.problem.tiers]
         for c in found.timeline.copies:

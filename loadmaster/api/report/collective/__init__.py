@@ -1,1 +1,1 @@
-"""What a collective plan looks like to a person."""
+"""The report of the kind ``collective``: plans in words, on a page, as pictures and traces."""

@@ -7,12 +7,12 @@ from loadmaster.models.collective.problem import CollectiveProblem
 
 
 def algorithm_gbps(algorithm: Algorithm) -> float | None:
-    """The largest buffer of a rank over the time; None where nothing takes time."""
+    """Algorithm bandwidth in GB/s: the largest buffer of a rank over the time; None where nothing takes time."""
     return algorithm.size_bytes / algorithm.time_ns if algorithm.time_ns else None
 
 
 def bus_gbps(problem: CollectiveProblem, algorithm: Algorithm) -> float | None:
-    """What every rank's link carries if the work is spread evenly: independent of the number of ranks.
+    """Bus bandwidth in GB/s: what every rank's link carries if the work is spread evenly, whatever the number of ranks.
 
     None where there is no such figure (alltoallv, custom).
     """

@@ -17,7 +17,7 @@ from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.verdict import Check
 from loadmaster.models.units import show_bytes, show_share
 
-# A legend of more colours than this is no help.
+# A legend of more colours than this does not help.
 LARGEST_LEGEND = 16
 # Charts of more algorithms make a page that browsers labour at; the smallest and the largest are the telling ones.
 LARGEST_CHARTS = 6
@@ -49,13 +49,13 @@ def colour(rank: int, rank_count: int) -> str:
 
 
 def size_ticks(sizes: Sequence[int]) -> list[int]:
-    """Some eight of the sizes, the first and the last among them."""
+    """Select about eight of the sizes, the first and the last among them."""
     step = max(1, math.ceil((len(sizes) - 1) / 7))
     return sorted({*sizes[::step], sizes[-1]})
 
 
 def telling(shown: Sequence[tuple[Algorithm, Check]], most: int) -> list[tuple[Algorithm, Check]]:
-    """All, or where there are more than ``most`` so many of them, from the smallest to the largest."""
+    """Select at most ``most`` of the algorithms, from the smallest to the largest."""
     if len(shown) <= most:
         return list(shown)
     last = len(shown) - 1
@@ -116,7 +116,7 @@ def who_sends_when(algorithm: Algorithm, rows: Sequence[Row], check: Check, rank
 
 
 def _caption(rows: Sequence[Row], check: Check) -> str:
-    """How to read the rows of an algorithm."""
+    """The caption that says how to read the rows of an algorithm."""
     if any(bar.arrives_ns is None for row in rows for bar in row.bars):
         how = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy. "
         how += "Colour: what data it mostly is; what is on its way and holds nothing is not shown."

@@ -17,7 +17,7 @@ def plan_page(view: View) -> str:
 
 
 def sections(view: View) -> list[str]:
-    """What the report says, as HTML, for other pages too."""
+    """The sections of the report as HTML, for other pages too."""
     return [_facts(view), "<h2>Algorithms by size</h2>", _table(view), *map(shown, pictures(view))]
 
 

@@ -1,4 +1,4 @@
-"""Who sends when, as rows of bars: what the Gantt charts of the page and of the picture draw.
+"""Rows of bars that show who sends when: what the Gantt charts of the page and of the picture draw.
 
 A row is a resource; its bars cannot overlap, since it carries one message at a time. Where there are more resources
 than anyone reads, a row is all of one sort in a node, cut into slices of time: the more of them busy, the stronger the
@@ -38,7 +38,7 @@ class Bar:
         share: of the row's resources that are busy, 0 to 1.
         owner: the rank whose data it mostly is, or the part of the data (see :func:`owner_word`).
         words: what it is.
-        arrives_ns: when what was sent is there; None where the bar is no single send.
+        arrives_ns: when what was sent is there; None where the bar is not a single send.
     """
 
     start_ns: float
@@ -50,7 +50,7 @@ class Bar:
 
     @property
     def opacity(self) -> float:
-        """How strongly to paint it; little is still seen."""
+        """Opacity to paint the bar with; a small share is still seen."""
         return 0.15 + 0.85 * math.sqrt(self.share)
 
 
@@ -88,13 +88,13 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
 
 
 def owners_of(chunks: Sequence[Chunk], rank_count: int) -> list[int]:
-    """What each chunk is coloured after: the rank that is its source where sources differ, else its target where
-    targets do, else its part of the data, of as many parts as ranks."""
+    """The rank, or part, that each chunk is coloured after: the rank that is its source where sources differ, else its
+    target where targets do, else its part of the data, of as many parts as ranks."""
     return _ranks_of(chunks) or [n * rank_count // len(chunks) for n in range(len(chunks))]
 
 
 def owner_word(problem: CollectiveProblem, algorithm: Algorithm) -> str:
-    """What colours tell apart: ``rank`` or ``part``. Part r of an AllReduce is rank r's."""
+    """The word for what colours tell apart: ``rank`` or ``part``. Part r of an AllReduce is rank r's."""
     chunks = chunks_of(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
     return "part" if problem.collective != "allreduce" and _ranks_of(chunks) is None else "rank"
 
@@ -107,12 +107,12 @@ def _ranks_of(chunks: Sequence[Chunk]) -> list[int] | None:
 
 
 def _short(name: str) -> str:
-    """Names are their author's; a label has to leave room for the chart."""
+    """Cut a name: its author chose it, and a label has to leave room for the chart."""
     return name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 3]}..."
 
 
 def describe(journey: Journey, chunks: Sequence[Chunk]) -> str:
-    """A send in words."""
+    """Describe a send: its ranks, its chunks and its bytes."""
     send = journey.send
     size_bytes = sum(chunks[c].size_bytes for c in send.chunks)
     numbers = ", ".join(map(str, send.chunks[:8])) + (", ..." if len(send.chunks) > 8 else "")
@@ -128,7 +128,7 @@ def _bar(journey: Journey, chunks: Sequence[Chunk], owners: Sequence[int]) -> Ba
 
 
 def _places(topology: Topology) -> list[tuple[int, str, tuple[int, ...]]]:
-    """Per resource: its node (NETWORK where it is of several), its name without numbers, the numbers."""
+    """Places of the resources: the node (NETWORK where it is of several), the name without numbers, the numbers."""
     sources: list[set[int]] = [set() for _ in topology.resources]
     targets: list[set[int]] = [set() for _ in topology.resources]
     for link in topology.links:
@@ -146,7 +146,7 @@ def _places(topology: Topology) -> list[tuple[int, str, tuple[int, ...]]]:
 
 
 def _labels(places: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[str]:
-    """Per resource: its node and sort; its node alone where that makes too many rows."""
+    """Labels of the resources: node and sort; the node alone where that makes too many rows."""
     nodes = ["network" if node == NETWORK else f"node {node}" for node, _, _ in places]
     fine = [f"{node} {sort}".strip() for node, (_, sort, _) in zip(nodes, places, strict=True)]
     for labels in (fine, nodes):

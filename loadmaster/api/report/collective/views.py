@@ -1,4 +1,4 @@
-"""What the collective kind shows of its plans: words, pages, pictures, traces, and files of other runtimes."""
+"""Views of collective plans: words, pages, pictures, traces, and files of other runtimes."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def html(seen: View) -> bytes:
 
 
 def png(seen: View) -> bytes:
-    """Time by size, and who sends when."""
+    """A PNG of time by size, and of who sends when."""
     return plan_png(seen)
 
 
 def trace(seen: View) -> bytes:
-    """A Chrome trace."""
+    """The Chrome trace as JSON."""
     return json.dumps(chrome_trace(seen)).encode()
 
 
 def msccl(seen: View, instances: int) -> Mapping[str, bytes]:
-    """MSCCL XML."""
+    """Files of MSCCL XML by name."""
     return _encoded(msccl_files(seen.problem, seen.plan, instances))
 
 
 def mscclpp(seen: View, instances: int) -> Mapping[str, bytes]:
-    """MSCCL++ execution plans."""
+    """Files of MSCCL++ execution plans by name."""
     return _encoded(mscclpp_files(seen.problem, seen.plan, instances))
 
 

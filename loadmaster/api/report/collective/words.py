@@ -41,19 +41,19 @@ def _row(algorithm: Algorithm) -> list[str]:
 
 
 def infeasible(plan: CollectivePlan) -> str:
-    """Why there is no plan: the chunk, the rank and the cut between them."""
+    """Explain why there is no plan: the chunk, the rank and the cut between them."""
     found = plan.infeasibility
     return "no schedule exists" if found is None else found.why
 
 
 def verdict(plan: CollectivePlan, check: PlanCheck) -> str:
-    """What the checker found, in one line."""
+    """The checker's findings in one line: algorithms, sends and the sum of their times."""
     sends = sum(len(algorithm.journeys) for algorithm in check.algorithms)
     return f"{len(check.algorithms)} algorithms, {sends} sends, {show_cost(check.objective, 'us')} together"
 
 
 def details(view: View) -> str:
-    """How busy each algorithm keeps its links, and its bandwidth."""
+    """A table of how busy each algorithm keeps its links, and of its bandwidth."""
     rows = []
     for algorithm, check in zip(view.plan.algorithms, view.check.algorithms, strict=True):
         held_ns = {
@@ -82,5 +82,5 @@ def show_gbps(gbps: float | None) -> str:
 
 
 def show_ns(time_ns: int) -> str:
-    """A time in the fitting multiple."""
+    """Format a time in the unit that fits."""
     return show_cost(time_ns / 1e3, "us")

@@ -1,1 +1,1 @@
-"""What the kind ``graph`` shows: plans in words, on a page, as a picture and a table."""
+"""The report of the kind ``graph``: plans in words, on a page, as a picture and a table."""

@@ -12,7 +12,7 @@ _LONGEST_NAME = 60
 
 
 def pictures(view: View) -> list[Picture]:
-    """A bar for every kernel, in the order in which they run; and one for features that lie on the host."""
+    """A bar for every kernel, in the order in which they run; and one for features that are on the host."""
     longest = sorted(view.kernels, key=lambda row: -row.cost.time_us)[:_MOST_KERNELS]
     shown = {row.number for row in longest}
     rows = [
@@ -33,7 +33,7 @@ def pictures(view: View) -> list[Picture]:
 
 
 def plan_png(view: View) -> bytes:
-    """The picture as a file."""
+    """A PNG of the picture."""
     return png_bytes(view.plan.name, pictures(view))
 
 

@@ -1,4 +1,4 @@
-"""The program of a graph plan's problem: an order, the kernels that store all it needs, and hot rows beside them."""
+"""The program of a graph plan's problem: an order, the kernels that store all it needs, and hot rows next to them."""
 
 from __future__ import annotations
 

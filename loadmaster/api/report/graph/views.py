@@ -1,4 +1,4 @@
-"""What the graph kind shows of its plans: words, pages, pictures, tables."""
+"""Views of graph plans: words, pages, pictures, tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def html(seen: View) -> bytes:
 
 
 def png(seen: View) -> bytes:
-    """Where the time goes, by kernel."""
+    """A PNG of where the time goes, by kernel."""
     return plan_png(seen)
 
 

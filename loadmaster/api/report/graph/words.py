@@ -17,7 +17,7 @@ def summary(plan: GraphPlan) -> str:
 
 
 def infeasible(plan: GraphPlan) -> str:
-    """Why there is no plan, and how much more budget it takes."""
+    """Explain why there is no plan, and how much more budget it takes."""
     found = plan.infeasibility
     if found is None:
         return f"no plan fits {show_bytes(plan.budget_bytes)}"
@@ -28,7 +28,7 @@ def infeasible(plan: GraphPlan) -> str:
 
 
 def verdict(plan: GraphPlan, check: Check) -> str:
-    """What the checker found, in one line."""
+    """The checker's findings in one line: the peak, the kernels and their time."""
     fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
     return f"peak {fit} at {check.peak_at}, {len(check.kernels)} kernels take {show_cost(check.kernels_us, 'us')}"
 
@@ -42,7 +42,7 @@ VALUE_HEADER = ["value", "is", "rows", "shape", "", "kernel", "bytes"]
 
 
 def value_rows(view: View) -> list[list[str]]:
-    """All but what is given to no one."""
+    """Rows of the table of values, one for each value of the program."""
     return [
         [
             row.name,
@@ -61,7 +61,7 @@ KERNEL_HEADER = ["kernel", "", "tile rows", "time", "share", "memory traffic"]
 
 
 def kernel_rows(view: View) -> list[list[str]]:
-    """In the order in which they run."""
+    """Rows of the table of kernels, in the order in which they run."""
     whole = view.check.kernels_us or 1.0
     return [
         [
@@ -77,7 +77,7 @@ def kernel_rows(view: View) -> list[list[str]]:
 
 
 def choices_words(plan: GraphPlan) -> str:
-    """The order: what is made how."""
+    """Describe the order: which form each choice takes."""
     return ", ".join(f"{name} {form}" for name, form in plan.choices.items()) or "nothing to choose"
 
 

@@ -1,1 +1,1 @@
-"""What the kind ``index`` shows: plans in words, on a page, as a picture and a table."""
+"""The report of the kind ``index``: plans in words, on a page, as a picture and a table."""

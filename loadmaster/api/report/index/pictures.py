@@ -36,7 +36,7 @@ def pictures(view: View) -> list[Picture]:
 
 
 def plan_png(view: View) -> bytes:
-    """The pictures as a file."""
+    """A PNG of the pictures."""
     return png_bytes(view.plan.name, pictures(view))
 
 

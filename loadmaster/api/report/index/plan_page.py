@@ -22,7 +22,7 @@ def plan_page(view: View) -> str:
 
 
 def sections(view: View) -> list[str]:
-    """What the report says, as HTML, for other pages too."""
+    """The sections of the report as HTML, for other pages too."""
     found = [
         _facts(view),
         *map(shown, pictures(view)),

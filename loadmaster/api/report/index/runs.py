@@ -1,4 +1,4 @@
-"""What was predicted of an index, beside what was measured: every candidate that ran on a shard."""
+"""Predicted and measured times of an index compared: every candidate that ran on a shard."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Run:
 
     @property
     def ratio(self) -> float:
-        """Measured over predicted."""
+        """Measured over predicted time of an operation."""
         return self.measured_ns / self.predicted_ns
 
 
 def runs(problem: IndexProblem, plan: IndexPlan) -> list[Run]:
-    """Those of which both is known and more than nothing."""
+    """Select the candidates whose predicted and measured times are both known and above zero."""
     found = []
     for shard, choice in zip(problem.shards, plan.choices, strict=True):
         for c, cost in enumerate(shard.costs):
@@ -50,14 +50,14 @@ def runs(problem: IndexProblem, plan: IndexPlan) -> list[Run]:
 
 
 def runs_words(found: Sequence[Run]) -> str:
-    """How far off predictions were, in a sentence."""
+    """Say in a sentence how far off predictions were."""
     ratios = sorted(run.ratio for run in found)
     spread = f"{ratios[0]:.2g} to {ratios[-1]:.2g} times what was predicted, half of them {median(ratios):.2g} at most"
     return f"{len(found)} candidates ran on their shards, and took {spread}."
 
 
 def runs_picture(found: Sequence[Run]) -> Picture:
-    """A point for every run; what came as predicted lies on the line."""
+    """A point for every run; what came as predicted is on the line."""
     values = [ns for run in found for ns in (run.predicted_ns, run.measured_ns)]
     labels = [(at, f"{at:g}") for at in decades(min(values), max(values))]
     ends = math.log10(labels[0][0]), math.log10(labels[-1][0])

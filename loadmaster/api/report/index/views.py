@@ -1,4 +1,4 @@
-"""What the index kind shows of its plans: words, pages, pictures, tables."""
+"""Views of index plans: words, pages, pictures, tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def html(seen: View) -> bytes:
 
 
 def png(seen: View) -> bytes:
-    """Where the time goes, and what each host holds."""
+    """A PNG of where the time goes, and of what each host holds."""
     return plan_png(seen)
 
 

@@ -20,7 +20,7 @@ def summary(plan: IndexPlan) -> str:
 
 
 def infeasible(plan: IndexPlan) -> str:
-    """Why there is no plan, and how much more memory it takes."""
+    """Explain why there is no plan, and how much more memory it takes."""
     found = plan.infeasibility
     if found is None:
         return f"no plan fits {show_bytes(plan.budget_bytes)} a host"
@@ -32,13 +32,13 @@ def infeasible(plan: IndexPlan) -> str:
 
 
 def verdict(plan: IndexPlan, check: Check) -> str:
-    """What the checker found, in one line."""
+    """The checker's findings in one line: the time on all threads, and the peak of a host."""
     fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
     return f"{show_cost(check.total_us, 'us')} on all threads together, {fit} on {check.peak_at}"
 
 
 def details(view: View) -> str:
-    """What every shard gets, and the changes that pay or would."""
+    """The table of what every shard gets, and the changes that pay or would."""
     lines = ["", table(shard_rows(view), SHARD_HEADER)]
     if view.runs:
         lines += ["", runs_words(view.runs)]
@@ -51,7 +51,7 @@ SHARD_HEADER = ["shard", "host", "thread", "configuration", "figures", "read", "
 
 
 def shard_rows(view: View) -> list[list[str]]:
-    """In the order of shards; what was predicted stands behind what was measured."""
+    """Rows of the table of shards, in their order; what was predicted stands behind what was measured."""
     rows = []
     for row in view.rows:
         cost, was = row.cost, row.cost.predicted
@@ -76,14 +76,14 @@ def shard_rows(view: View) -> list[list[str]]:
 
 
 def nanoseconds(figure: Figure, predicted: Figure | None = None) -> str:
-    """``104 ns``; of what is predicted, ``104 ns (52 to 208)``; of both, ``104 ns (98 predicted)``."""
+    """Format a time: ``104 ns``; of what is predicted, ``104 ns (52 to 208)``; of both, ``104 ns (98 predicted)``."""
     if figure.lower is None or figure.upper is None:
         return f"{figure.expected:.0f} ns" + ("" if predicted is None else f" ({predicted.expected:.0f} predicted)")
     return f"{figure.expected:.0f} ns ({figure.lower:.0f} to {figure.upper:.0f})"
 
 
 def change_words(problem: IndexProblem, change: Change) -> str:
-    """What becomes of a shard that is built already, in a sentence."""
+    """Say in a sentence what becomes of a shard that is built already."""
     shard = problem.shards[change.shard]
     now, to = words(problem.candidates[change.current]), words(problem.candidates[change.to])
     took = show_cost(change.rebuild_us, "us")
@@ -95,7 +95,7 @@ def change_words(problem: IndexProblem, change: Change) -> str:
 
 
 def tally(rows: tuple[ShardRow, ...]) -> str:
-    """What is chosen how often, the most frequent first."""
+    """Count how often each configuration is chosen, the most frequent first."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.configuration] = counts.get(row.configuration, 0) + 1

@@ -1,1 +1,1 @@
-"""What a memory plan, or a sweep of budgets, looks like to a person."""
+"""The report of the kind ``memory``: plans and sweeps of budgets in words, on pages, as pictures and traces."""

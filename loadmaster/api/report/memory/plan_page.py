@@ -19,7 +19,7 @@ def plan_page(view: View) -> str:
 
 
 def sections(view: View) -> list[str]:
-    """What the report says, as HTML, for other pages too."""
+    """The sections of the report as HTML, for other pages too."""
     return [
         _facts(view),
         shown(over_time(view)),

@@ -2,8 +2,8 @@
 
 Format: what ``torch.cuda.memory._snapshot()`` returns, pickled. One segment holds everything; what is resident through
 the whole step is a block from the start, the rest are events that allocate and free. Results carry the name of the
-operator that made them. What an operator holds beside results (gradients, workspace, copies on their way) is one block
-that is made anew whenever its size changes.
+operator that made them. What an operator holds in addition to results (gradients, workspace, copies on their way) is
+one block that is made again whenever its size changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Heap:
         self._order: list[tuple[int, int]] = []
 
     def allocate(self, size_bytes: int, name: str, what: str, time_us: float, *, recorded: bool = True) -> int:
-        """A new block; returns its address."""
+        """Allocate a new block; returns its address."""
         address = _FIRST_ADDRESS
         for start, size in self._order:
             if start - address >= size_bytes:
@@ -43,7 +43,7 @@ class _Heap:
         return address
 
     def free(self, address: int, time_us: float) -> None:
-        """Give a block back."""
+        """Free a block, and record that."""
         self._record("free_requested", address, time_us)
         self._record("free_completed", address, time_us)
         size, _ = self.blocks.pop(address)
@@ -55,7 +55,7 @@ class _Heap:
         self.events.append({**event, "frames": frames})
 
     def segment(self) -> dict[str, Any]:
-        """The state at the end: blocks and the gaps between them."""
+        """The segment at the end of the step: blocks and the gaps between them."""
         blocks: list[dict[str, Any]] = []
         address = _FIRST_ADDRESS
         for start, size in self._order:

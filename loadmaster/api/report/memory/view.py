@@ -65,7 +65,7 @@ class View:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The operators in order."""
+        """The operators of the step in order."""
         return self.check.events
 
     def bytes_by_fate(self) -> dict[Fate, int]:
@@ -76,7 +76,7 @@ class View:
         return totals
 
     def filling(self) -> Parts:
-        """What fills the peak, by module, in a few rows; none where no operator says which module it is of, or where
+        """Bytes at the peak by module, in a few rows; none where no operator says which module it is of, or where
         nothing takes a byte."""
         assert self.plan.schedule is not None
         if self.check.peak is None:
@@ -141,7 +141,7 @@ def _tensors(problem: MemoryProblem, schedule: Schedule, check: Check) -> tuple[
 
 
 def _residency(problem: MemoryProblem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
-    """When each forward result is on the device: from its computation (or the stage that issues its fetch) until its
+    """Spans of each forward result on the device: from its computation (or the stage that issues its fetch) until its
     last reader has run, or, where it is sent to the host, until the operator starts that waits for it to be gone.
 
     First and last event of every span, by their places in the replay.
@@ -179,7 +179,7 @@ def _residency(problem: MemoryProblem, schedule: Schedule, check: Check) -> dict
 
 
 def _extend(spans: list[tuple[int, int]], first: int, last: int) -> None:
-    """Append a span, joined to the one before when no event lies between them."""
+    """Append a span, joined to the one before when no event is between them."""
     if spans and first <= spans[-1][1] + 1:
         spans[-1] = (spans[-1][0], max(last, spans[-1][1]))
     else:

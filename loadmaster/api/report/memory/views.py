@@ -1,4 +1,4 @@
-"""What the memory kind shows of its plans: words, pages, pictures, traces, and what it adds to its frontiers."""
+"""Views of memory plans: words, pages, pictures, traces, and what they add to their frontiers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def html(seen: View) -> bytes:
 
 
 def png(seen: View) -> bytes:
-    """Memory over the step."""
+    """A PNG of memory over the step."""
     return plan_png(seen)
 
 
@@ -57,7 +57,7 @@ def both(first: View, second: View) -> list[Picture]:
 
 
 def trace(seen: View) -> bytes:
-    """A Chrome trace."""
+    """The Chrome trace as JSON."""
     return json.dumps(chrome_trace(seen)).encode()
 
 

@@ -23,13 +23,13 @@ def summary(plan: MemoryPlan) -> str:
 
 
 def verdict(plan: MemoryPlan, check: Check) -> str:
-    """What the checker found, in one line."""
+    """The checker's findings in one line: the peak and the step."""
     fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
     return f"peak {fit} at {check.peak_at}, step {show_cost(check.objective, plan.unit)}"
 
 
 def infeasible(plan: MemoryPlan) -> str:
-    """Why there is no plan, and how much more budget it takes."""
+    """Explain why there is no plan, and how much more budget it takes."""
     found = plan.infeasibility
     if found is None:
         return f"no plan fits {show_bytes(plan.budget_bytes)}"
@@ -93,20 +93,20 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
 
 
 def measured_words(view: View, found: MemoryMeasurement) -> str:
-    """What was measured, and how far that is from what was planned."""
+    """Say what was measured, and how far that is from what was planned."""
     peak = f"{show_bytes(found.peak_bytes)} at the peak, {off(found.peak_bytes, view.check.peak_bytes)}"
     return f"measured {peak}; {show_cost(found.step_us, 'us')} a step, {off(found.step_us, view.check.time_us)}"
 
 
 def off(measured: float, planned: float) -> str:
-    """How far a measured figure is from the planned one."""
+    """Say how far a measured figure is from the planned one."""
     share = measured / planned - 1 if planned else 0.0
     shown = show_share(abs(share))
     return "as planned" if shown == show_share(0.0) else f"{shown} {'above' if share > 0 else 'below'} what was planned"
 
 
 def details(view: View) -> str:
-    """What was measured, where that is known; what becomes of the results: their bytes by fate, and the largest."""
+    """Lines on what was measured, where that is known, and on the results: their bytes by fate, and the largest."""
     totals = view.bytes_by_fate()
     lines = [] if view.measured is None else ["", f"{measured_words(view, view.measured)}, on {view.measured.device}"]
     lines += ["", "results"]

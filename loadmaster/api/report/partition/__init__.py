@@ -1,1 +1,1 @@
-"""What the kind ``partition`` shows: plans in words, on a page, as a picture and a table."""
+"""The report of the kind ``partition``: plans in words, on a page, as a picture and a table."""

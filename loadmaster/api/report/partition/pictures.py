@@ -1,4 +1,4 @@
-"""Pictures of partition plans: what moves in each layer, and what lies on a GPU while the step runs."""
+"""The picture of a partition plan: what moves in each layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_LAYERS = 24
 
 
 def pictures(view: View) -> list[Picture]:
-    """What moves, by layer: nothing, where nothing does."""
+    """A bar of received bytes for each layer; no picture where nothing moves."""
     layers = sorted(view.layers, key=lambda layer: -layer.received_bytes)[:_MOST_LAYERS]
     if not layers:
         return []
@@ -32,5 +32,5 @@ def pictures(view: View) -> list[Picture]:
 
 
 def plan_png(view: View) -> bytes:
-    """The pictures on one sheet."""
+    """A PNG of the pictures."""
     return png_bytes(view.plan.name, pictures(view))

@@ -27,7 +27,7 @@ def plan_page(view: View) -> str:
 
 
 def sections(view: View) -> list[str]:
-    """What the report says, as HTML, for other pages too."""
+    """The sections of the report as HTML, for other pages too."""
     header = tensor_header(view)
     found = [_facts(view), *map(shown, pictures(view))]
     found += [

@@ -48,7 +48,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Layer:
-    """What moves for the operators of one tie, or of one module.
+    """Data moved for the operators of one tie, or of one module.
 
     Attributes:
         count: of these operators.
@@ -67,7 +67,7 @@ class View:
 
     Attributes:
         rows: the largest on a worker first.
-        workers: none where all are alike.
+        workers: none where all hold equally much.
         layers: in the order of the step.
     """
 

@@ -1,4 +1,4 @@
-"""What the partition kind shows of its plans: words, pages, pictures, tables."""
+"""Views of partition plans: words, pages, pictures, tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def html(seen: View) -> bytes:
 
 
 def png(seen: View) -> bytes:
-    """What moves, by layer."""
+    """A PNG of what moves, by layer."""
     return plan_png(seen)
 
 

@@ -21,7 +21,7 @@ def summary(plan: PartitionPlan) -> str:
 
 
 def infeasible(plan: PartitionPlan) -> str:
-    """Why there is no plan, and how much more budget it takes."""
+    """Explain why there is no plan, and how much more budget it takes."""
     found = plan.infeasibility
     if found is None:
         return f"no plan fits {show_bytes(plan.budget_bytes)} a GPU"
@@ -42,13 +42,13 @@ def _planned(found: Infeasibility) -> str:
 
 
 def verdict(plan: PartitionPlan, check: Check) -> str:
-    """What the checker found, in one line."""
+    """The checker's findings in one line: the peak, and the bytes that GPUs receive."""
     fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
     return f"peak {fit} at {check.peak_at}, all GPUs receive {show_bytes(check.moved_bytes)}"
 
 
 def details(view: View) -> str:
-    """How tensors are split, by axis; what moves, by layer."""
+    """Tables of how tensors are split, by axis, and of what moves, by layer."""
     lines = ["", table(tensor_rows(view, _MOST_TENSORS), tensor_header(view))]
     if view.workers:
         lines += ["", table(worker_rows(view), WORKER_HEADER)]
@@ -61,13 +61,13 @@ def details(view: View) -> str:
 
 
 def tensor_header(view: View) -> list[str]:
-    """A column for each axis of the mesh."""
+    """The header of the table of tensors, with a column for each axis of the mesh."""
     on_one = "on one GPU" if all(axis.is_even for axis in view.problem.axes) else "on one GPU at most"
     return ["tensor", "times", "role", "shape", *(f"{a.name} ({a.size})" for a in view.problem.axes), on_one]
 
 
 def tensor_rows(view: View, most: int) -> list[list[str]]:
-    """The largest ones."""
+    """Rows of the table of tensors, the largest ones."""
     return [
         [
             row.name,
@@ -85,7 +85,7 @@ WORKER_HEADER = ["share of what is split", "GPUs", "holds at most", "of"]
 
 
 def worker_rows(view: View) -> list[list[str]]:
-    """GPUs that are not alike: their shares along each axis, and what they hold."""
+    """Rows of the table of GPUs, where they differ: their shares along each axis, and what they hold."""
     return [
         [
             " x ".join(f"{share}/{units}" for share, units in zip(row.worker.shares, row.worker.units, strict=True)),
@@ -101,7 +101,7 @@ LAYER_HEADER = ["layer", "times", "redistributions", "all GPUs receive", "time"]
 
 
 def layer_rows(view: View, most: int) -> list[list[str]]:
-    """Those that move most."""
+    """Rows of the table of layers, those that move most."""
     busiest = sorted(view.layers, key=lambda layer: (-layer.received_bytes, -layer.time_us))[:most]
     return [
         [

@@ -1,1 +1,1 @@
-"""What the kind ``placement`` shows: plans in words, on a page, as pictures and traces; policies beside each other."""
+"""The report of the kind ``placement``: plans in words, on a page, as pictures and traces; policies compared."""

@@ -1,4 +1,4 @@
-"""When each direction of each link is busy, within one step of those that repeat."""
+"""Times at which each direction of each link is busy, within one step of those that repeat."""
 
 from __future__ import annotations
 

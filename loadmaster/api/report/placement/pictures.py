@@ -33,7 +33,7 @@ def plan_png(view: View) -> bytes:
 
 
 def pictures(view: View) -> list[Picture]:
-    """Residency; what is away and the links where anything moves."""
+    """Pictures of residency and, where anything moves, of what is away and of the links."""
     return [over_time(view), *([away(view), links(view)] if view.moves.absences else [])]
 
 
@@ -78,7 +78,7 @@ def _stretches(view: View) -> Iterator[Stretch]:
 
 
 def away(view: View) -> Picture:
-    """What is in the tiers and not on the device, by role, above each other."""
+    """Bytes in the tiers that are not on the device, by role, above each other."""
     roles = [role for role in ROLES if role in view.away_bytes]
     total = sum((view.away_bytes[role] for role in roles), np.zeros(len(view.problem.operators), dtype=np.int64))
     factor, unit = byte_scale(int(total.max()))

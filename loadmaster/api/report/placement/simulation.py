@@ -1,4 +1,4 @@
-"""Demand policies and a checked plan beside each other: a table, bytes over the step, and where each waits."""
+"""Demand policies compared with a checked plan: a table, bytes over the step, and where each waits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _run_plan(problem: PlacementProblem, plan: PlacementPlan | None, budget_byte
 
 
 def in_words(seen: Comparison) -> str:
-    """The table under what it is of."""
+    """The table of all runs, below a line that says what they are of."""
     compute = show_cost(seen.problem.compute_us, seen.problem.unit)
     head = f"{seen.problem.name} under {show_bytes(seen.budget_bytes)}; with memory to spare a step takes {compute}"
     return f"{head}\n\n{table(_rows(seen), _HEADER)}"
@@ -94,7 +94,7 @@ def _rows(seen: Comparison) -> list[list[str]]:
 
 
 def document(seen: Comparison) -> dict[str, Any]:
-    """The figures."""
+    """The figures of all runs as a JSON document."""
     return {
         "name": seen.problem.name,
         "problem_sha256": seen.problem.sha256,
@@ -119,7 +119,7 @@ def document(seen: Comparison) -> dict[str, Any]:
 
 
 def comparison_page(seen: Comparison) -> str:
-    """One HTML file."""
+    """The comparison as one HTML file."""
     lead = f"{seen.problem.title or seen.problem.name}, under {show_bytes(seen.budget_bytes)}"
     figures = html_table(_HEADER, _rows(seen), numbers=range(1, len(_HEADER)))
     return page(f"Policies on {seen.problem.name}", lead, [figures, *map(shown, pictures(seen))])

@@ -1,4 +1,4 @@
-"""What the placement kind shows of its plans: words, pages, pictures, traces."""
+"""Views of placement plans: words, pages, pictures, traces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def html(seen: View) -> bytes:
 
 
 def png(seen: View) -> bytes:
-    """Memory over the step, what is away, and the links."""
+    """A PNG of memory over the step, of what is away, and of the links."""
     return plan_png(seen)
 
 
@@ -48,7 +48,7 @@ def both(first: View, second: View) -> list[Picture]:
 
 
 def trace(seen: View) -> bytes:
-    """A Chrome trace."""
+    """The Chrome trace as JSON."""
     return json.dumps(chrome_trace(seen)).encode()
 
 

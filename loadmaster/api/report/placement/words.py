@@ -21,7 +21,7 @@ def summary(plan: PlacementPlan) -> str:
 
 
 def infeasible(plan: PlacementPlan) -> str:
-    """Why there is no plan, and how much more budget it takes."""
+    """Explain why there is no plan, and how much more budget it takes."""
     found = plan.infeasibility
     if found is None:
         return f"no plan fits {show_bytes(plan.budget_bytes)}"
@@ -32,7 +32,7 @@ def infeasible(plan: PlacementPlan) -> str:
 
 
 def verdict(plan: PlacementPlan, check: Check) -> str:
-    """What the checker found, in one line."""
+    """The checker's findings in one line: the peak, the step and the bytes moved."""
     fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
     said = f"peak {fit} at {check.peak_at}"
     if check.timeline is None:
@@ -41,7 +41,7 @@ def verdict(plan: PlacementPlan, check: Check) -> str:
 
 
 def details(view: View) -> str:
-    """What is away, by role; the blocks that move most; where the step waits."""
+    """Tables of what is away, by role; of the blocks that move most; of where the step waits."""
     problem = view.problem
     if not view.away:
         return "\nnothing leaves the device"
@@ -61,8 +61,8 @@ WEAR = ["tier", "written each step", "lasts, written without a pause"]
 
 
 def wear(view: View) -> list[list[str]]:
-    """What a step writes to each tier, and how long one that wears lasts: its endurance over the rate of writing
-    ([Wu24], section 5.3.6)."""
+    """Rows of the table of tiers: what a step writes to each, and how long one that wears lasts, which is its endurance
+    over the rate of writing ([Wu24], section 5.3.6)."""
     written = [0] * len(view.problem.tiers)
     for store in view.moves.stores:
         written[store.tier] += view.problem.blocks[store.block].size_bytes

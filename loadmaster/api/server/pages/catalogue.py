@@ -16,6 +16,6 @@ router = page_router()
 
 @router.get("/hardware")
 def hardware_page() -> HTMLResponse:
-    """Every device by name."""
+    """The page of all devices by name, and of the solvers."""
     devices = [(device, show_bytes(device.memory_bytes)) for device in catalogue()]
     return render("hardware.html", devices=devices, formats=get_args(DType), solvers=registry.available())

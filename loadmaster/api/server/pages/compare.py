@@ -1,4 +1,4 @@
-"""The page of two plans beside each other: what was asked of each, what each comes to, and both in pictures."""
+"""The page that compares two plans: what was asked of each, what each comes to, and both in pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def compare_page(
     caller: CallerDep,
     plan: Annotated[list[str] | None, Query(max_length=200)] = None,
 ) -> HTMLResponse:
-    """Two plans; of one alone, those that it can be compared with."""
+    """The page of two plans, or of one plan and those that it can be compared with."""
     jobs = await anyio.to_thread.run_sync(_jobs, service, plan or [])
     if len(jobs) == 1:
         others = await anyio.to_thread.run_sync(_others, service, jobs[0])
@@ -69,7 +69,7 @@ async def compare_page(
 
 
 def _jobs(service: Service, plans: Sequence[str]) -> list[Job]:
-    """Those that are to be compared; more than two are never looked for."""
+    """Look up the jobs that are to be compared, three at most: that is one too many already."""
     return [existing_job(one, service) for one in [*dict.fromkeys(plans)][:_MOST_LOOKED_FOR]]
 
 

@@ -1,4 +1,4 @@
-"""What every page has: its frame and headers, and what is shown where it cannot be."""
+"""The frame and headers of every page, and what is shown where a page cannot be."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
 
 
 class _PageRoute(APIRoute):
-    """Refusals of a page are pages, too."""
+    """A route whose refusals are pages, too."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         answer = super().get_route_handler()
@@ -67,7 +67,7 @@ class _PageRoute(APIRoute):
 
 
 def page_router() -> APIRouter:
-    """A router for pages."""
+    """Make a router whose routes answer with pages and are not in ``/openapi.json``."""
     return APIRouter(
         include_in_schema=False,
         default_response_class=HTMLResponse,

@@ -26,13 +26,13 @@ router = page_router()
 
 @router.get("/frontiers/{frontier_id}")
 def frontier_page(service: ServiceDep, frontier_id: FrontierId) -> HTMLResponse:
-    """The curve and a row for each of its points."""
+    """The page of a frontier: its curve and a row for each of its points."""
     return render("frontier.html", **_words(existing_frontier(service, frontier_id)))
 
 
 @router.get("/frontiers/{frontier_id}/cancel")
 def whether_to_cancel(service: ServiceDep, frontier_id: FrontierId) -> HTMLResponse:
-    """Asks."""
+    """The page that asks whether to cancel a frontier."""
     frontier = existing_frontier(service, frontier_id)
     return render(
         "cancel.html",
@@ -45,7 +45,7 @@ def whether_to_cancel(service: ServiceDep, frontier_id: FrontierId) -> HTMLRespo
 
 @router.post("/frontiers/{frontier_id}/cancel")
 def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: FrontierId) -> RedirectResponse:
-    """Cancel its jobs, and back to the page."""
+    """Cancel the jobs of a frontier, and go back to its page."""
     cancel_all(service, caller, frontier_id)
     return RedirectResponse(f"/frontiers/{frontier_id}", status_code=303)
 

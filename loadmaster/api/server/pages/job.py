@@ -26,27 +26,27 @@ _POINTS = 500
 
 @router.get("/jobs/{plan_id}")
 def job_page(service: ServiceDep, job: JobDep) -> HTMLResponse:
-    """Everything about a job but its plan."""
+    """The page of a job: everything about it but its plan."""
     options = [(name, value) for name, value in job.options.items() if value is not None]
     return render("job.html", options=options, **_live(service, job))
 
 
 @router.get("/jobs/{plan_id}/live")
 def job_live(service: ServiceDep, job: JobDep) -> HTMLResponse:
-    """The part of it that changes."""
+    """The part of a job's page that changes."""
     return render("job_live.html", **_live(service, job))
 
 
 @router.get("/jobs/{plan_id}/log")
 def job_log(service: ServiceDep, job: JobDep) -> HTMLResponse:
-    """All of its log."""
+    """The page of a job's whole log."""
     events = service.jobs.events(job.id, type_="log", limit=None)
     return render("log.html", job=job_words(job), log=[event.data["line"] for event in events])
 
 
 @router.get("/jobs/{plan_id}/cancel")
 def whether_to_cancel(job: JobDep) -> HTMLResponse:
-    """Asks, on a page of its own: that needs no script, and nothing that comes meanwhile closes it."""
+    """The page that asks whether to cancel a job: it needs no script, and nothing that comes meanwhile closes it."""
     return render(
         "cancel.html",
         name=job.name,
@@ -58,7 +58,7 @@ def whether_to_cancel(job: JobDep) -> HTMLResponse:
 
 @router.post("/jobs/{plan_id}/cancel")
 def cancel_job(service: ServiceDep, job: OwnJobDep) -> RedirectResponse:
-    """Cancel, and back to the page of the job."""
+    """Cancel a job, and go back to its page."""
     service.jobs.cancel(job.id)
     return RedirectResponse(f"/jobs/{job.id}", status_code=303)
 
@@ -78,7 +78,7 @@ def _live(service: Service, job: Job) -> dict[str, Any]:
 
 
 def _note(job: Job) -> str:
-    """What there is to say of a state beside its name."""
+    """Remark that is shown next to the name of a job's state; empty where there is nothing to say."""
     if job.cached:
         return "answered from the store"
     if job.state is State.QUEUED:

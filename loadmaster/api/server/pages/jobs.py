@@ -30,7 +30,7 @@ def jobs_page(
     cursor: Annotated[str, Query(max_length=64)] = "",
     plan: Annotated[list[str] | None, Query(max_length=200)] = None,
 ) -> HTMLResponse:
-    """Jobs, newest first; a form leaves fields that nobody filled in empty."""
+    """The page of jobs, newest first; a form leaves fields that nobody filled in empty."""
     asked = next((known for known in State if known == state), None)
     jobs = service.jobs.latest(
         state=asked,

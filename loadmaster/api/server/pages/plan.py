@@ -23,7 +23,7 @@ router = page_router()
 async def plan_page(
     request: Request, service: ServiceDep, caller: CallerDep, job: JobDep, incumbent: Incumbent = None
 ) -> HTMLResponse:
-    """A plan with its pictures and tables. Of a cancelled job it is the best that was found before."""
+    """The page of a plan with its pictures and tables. Of a cancelled job it is the best that was found before."""
     found = await anyio.to_thread.run_sync(found_plan, service, job, incumbent)
     shown = ShownPlan(job.name, ())
     if find_kind(job.kind) is not None:
@@ -40,7 +40,7 @@ async def plan_page(
 
 
 def _exports(job: Job) -> list[tuple[str, str, str]]:
-    """Name, address and words of what the plan can be had as."""
+    """Name, address and words of every form that the plan can be had in."""
     kind = find_kind(job.kind)
     addresses = exports_of(job)
     return [] if kind is None else [(e.name, addresses[e.name], e.help) for e in kind.exports if e.name in addresses]

@@ -11,5 +11,5 @@ router = page_router()
 
 @router.get("/docs")
 def reference_page() -> HTMLResponse:
-    """The frame; a script reads ``/openapi.json`` into it."""
+    """The frame of the page; a script reads ``/openapi.json`` into it."""
     return render("reference.html")

@@ -1,4 +1,4 @@
-"""``/sign-in`` and ``/sign-out``: how a browser gets the pages of a service that asks for keys.
+"""``/sign-in`` and ``/sign-out``: a browser's way to the pages of a service that asks for keys.
 
 The form takes a key and hands it back as a cookie, which the check of keys reads as it reads the header. The browser
 sends it to this host alone, shows it to no script, and forgets it when it is closed. Nothing is kept here, so that a
@@ -31,7 +31,7 @@ Target = Annotated[str, Query(max_length=2000, description="where to go on")]
 
 @router.get(SIGN_IN)
 def sign_in_form(to: Target = "/") -> HTMLResponse:
-    """The form."""
+    """The page with the form for a key."""
     return _form(_WELCOME, to, 200)
 
 
@@ -49,14 +49,14 @@ async def sign_in(service: ServiceDep, request: Request, to: Target = "/") -> Re
 
 @router.post(SIGN_OUT)
 def sign_out() -> Response:
-    """Forget the key."""
+    """Forget the key: delete its cookie, and go to the form."""
     answer = RedirectResponse(SIGN_IN, status_code=303)
     answer.delete_cookie(COOKIE, httponly=True, samesite="lax")
     return answer
 
 
 async def _key(request: Request) -> str:
-    """The key in the form. Strangers send it: no more is read than it can be.
+    """Read the key in the form. Strangers send it: no more is read than it can be.
 
     Raises:
         Refusal: 413.
@@ -75,5 +75,5 @@ def _form(message: str, to: str, status: int) -> HTMLResponse:
 
 
 def _local(to: str) -> str:
-    """A path of this service, the front page where it is anything else: browsers read ``//`` and ``/\\`` as a host."""
+    """Return a path of this service, else the front page: browsers read ``//`` and ``/\\`` as a host."""
     return to if to.startswith("/") and to[1:2] not in ("/", "\\") and to.isprintable() else "/"

@@ -25,7 +25,7 @@ class JobWords:
         labels: as they are filtered by.
         owner: the name of the key that it was submitted with, if any.
         has_plan: whether there is a plan to open, be it the answer that none exists.
-        has_incumbent: whether there is none of the end, but a best so far.
+        has_incumbent: whether there is a best plan so far, in place of a final one.
     """
 
     id: str
@@ -50,7 +50,7 @@ class JobWords:
 
 
 def job_words(job: Job) -> JobWords:
-    """What is shown of a job."""
+    """Put a job into the words that pages show of it."""
     limit = limit_document(job.kind, job.limit)
     return JobWords(
         id=job.id,
@@ -84,5 +84,5 @@ def age(seconds: float) -> str:
 
 
 def moment(at: float) -> str:
-    """A time as it is written for everybody: in UTC."""
+    """Write a time in UTC, the same for every reader."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -32,7 +32,7 @@ _RETRY_AFTER_S = "5"
 
 
 class Pool:
-    """Used within one event loop; :meth:`close` may be called from anywhere.
+    """Processes that work for the server. Used within one event loop; :meth:`close` may be called from anywhere.
 
     Args:
         processes: at a time; more work waits for its turn.
@@ -50,7 +50,7 @@ class Pool:
         self._places: anyio.CapacityLimiter | None = None
 
     async def do(self, work: Work) -> Any:
-        """What the work returns. Cancelled, it is ended.
+        """Return what the work returns. Cancelled, it is ended.
 
         Raises:
             BrokenWorkError: its process broke.
@@ -118,7 +118,7 @@ class Pool:
             process.end()
 
     def _end_idle(self) -> None:
-        """End those that nobody has needed for long."""
+        """End the processes that nobody has needed for long."""
         with self._lock:
             since = time.monotonic() - _IDLE_S
             over = [process for process, at in self._idle if at <= since]
@@ -137,20 +137,20 @@ class _Doing:
         self._process: WorkProcess | None = None
 
     def begin(self, process: WorkProcess) -> None:
-        """Note who does it; one that nobody waits for is ended at once."""
+        """Note which process does the work; one that nobody waits for is ended at once."""
         with self._lock:
             self._process = process
             if self.is_given_up:
                 process.kill()
 
     def end(self) -> bool:
-        """Note that it is done; whether its process can do more."""
+        """Note that the work is done; returns whether its process can do more."""
         with self._lock:
             self._process = None
             return not self.is_given_up
 
     def give_up(self) -> None:
-        """End it: nobody waits any more."""
+        """End the work: nobody waits for it any more."""
         with self._lock:
             self.is_given_up = True
             if self._process is not None:

@@ -47,7 +47,7 @@ class WorkProcess:
         return self._process.pid
 
     def do(self, work: Work) -> Any:
-        """What the work returns, or the exception that it raised.
+        """Return what the work returns, or the exception that it raised.
 
         Raises:
             BrokenWorkError: the process gave no answer, and must be ended.
@@ -78,7 +78,7 @@ class WorkProcess:
         self._process.kill()
 
     def end(self) -> None:
-        """End it. Nobody may wait for it any more."""
+        """End the process. Nobody may wait for it any more."""
         self.kill()
         self._process.wait()
         self._connection.close()

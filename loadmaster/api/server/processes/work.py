@@ -30,7 +30,7 @@ class Work:
 
 
 class BrokenWorkError(Exception):
-    """The process gave no answer.
+    """A process that gave no answer.
 
     Attributes:
         by_chance: whether another process may well give one.

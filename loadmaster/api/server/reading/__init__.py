@@ -1,1 +1,1 @@
-"""From the bytes of a request to what it asks to plan: limits, memory that bodies share, processes for large ones."""
+"""Reading of requests to plan from their bytes: limits, memory that bodies share, processes for large ones."""

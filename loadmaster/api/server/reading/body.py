@@ -18,7 +18,7 @@ __all__ = ["BodyLimit", "expect_plain", "json_bytes"]
 
 
 class _NotRead(Exception):
-    """Raised in the middle of reading a body, so that the rest is never read."""
+    """The end of reading a body in the middle of it, so that the rest is never read."""
 
     def __init__(self, status: int, type_: ProblemType, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -105,6 +105,6 @@ async def json_bytes(request: Request) -> bytes:
 
 
 def expect_plain(request: Request) -> None:
-    """Raises Refusal 415 for a body with a content encoding."""
+    """Raise Refusal 415 for a body with a content encoding."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refusal(415, ProblemType.UNSUPPORTED_MEDIA_TYPE, "Send the body without a content encoding.")

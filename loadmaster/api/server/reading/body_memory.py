@@ -26,25 +26,25 @@ class BodyMemory:
         self._lock = threading.Lock()
 
     def hold(self) -> Held:
-        """The share of a new request, of nothing yet."""
+        """The share of a new request, which holds nothing yet."""
         return Held(self)
 
     def add(self, more_bytes: int, own_bytes: int) -> bool:
-        """Count more (or less) for a request that then holds ``own_bytes``; whether there is room for it."""
+        """Count more (or less) for a request that then holds ``own_bytes``; returns whether there is room for it."""
         with self._lock:
             self._all_bytes += more_bytes
             return self._all_bytes <= max(own_bytes, self._max_bytes)
 
 
 class Held:
-    """What one request holds."""
+    """The share of the memory for bodies that one request holds."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self._own_bytes = 0
 
     def fits(self, size_bytes: int, json_values: int) -> bool:
-        """Hold so much JSON, in place of what was held; whether there is room. It is held even if not."""
+        """Hold so much JSON, in place of what was held; returns whether there is room. It is held even if not."""
         before, self._own_bytes = self._own_bytes, _COPIES * size_bytes + _VALUE_BYTES * json_values
         return self._memory.add(self._own_bytes - before, self._own_bytes)
 

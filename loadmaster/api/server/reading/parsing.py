@@ -1,6 +1,6 @@
 """Bytes that came over the wire, as a document that the rest can trust.
 
-Nothing that comes in may end the server: not deep nesting, not numbers no machine type holds, not text that is no text.
+Nothing that comes in may end the server: not deep nesting, not numbers no machine type holds, not invalid text.
 All of it is refused here, as an InputError that names the place.
 """
 
@@ -28,7 +28,7 @@ RequestT = TypeVar("RequestT", bound=PlanRequest)
 
 
 def parse_body(model: type[RequestT], body: bytes) -> RequestT:
-    """A body as the model, or an InputError that names what is wrong with it."""
+    """Read a body as the model, or raise an InputError that names what is wrong with it."""
     document = parse_object(body, "body")
     problem = document.get("problem")
     if not isinstance(problem, dict):
@@ -39,7 +39,7 @@ def parse_body(model: type[RequestT], body: bytes) -> RequestT:
 
 
 def parse_object(content: bytes, field: str) -> dict[str, Any]:
-    """A JSON object that is no danger, or an InputError that names ``field``."""
+    """Read a JSON object that is safe to use, or raise an InputError that names ``field``."""
 
     def refused(value: object, problem: str) -> InputError:
         return InputError(field, value, problem, "Send one JSON object, in UTF-8.")
@@ -54,7 +54,7 @@ def parse_object(content: bytes, field: str) -> dict[str, Any]:
 
 
 def count_values(text: bytes) -> int:
-    """About how many values there are in JSON, objects by what they take."""
+    """Estimate how many values there are in JSON, objects by what they take."""
     return text.count(b",") + text.count(b"[") + _OBJECT_VALUES * text.count(b"{")
 
 

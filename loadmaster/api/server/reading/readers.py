@@ -36,7 +36,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Readers:
-    """Used within one event loop; :meth:`close` may be called from anywhere."""
+    """Readers of requests to plan. Used within one event loop; :meth:`close` may be called from anywhere."""
 
     def __init__(self, settings: Settings, planner: Planner) -> None:
         self._settings = settings
@@ -45,7 +45,7 @@ class Readers:
         self._places: anyio.CapacityLimiter | None = None
 
     async def read(self, asked: Asked, then: Callable[[Submission], AnswerT]) -> AnswerT | NamedBlob:
-        """What ``then`` makes of what a request says, in a thread; or the blob that it names.
+        """Read a request and return what ``then`` makes of it, in a thread; or return the blob that it names.
 
         Raises:
             InputError: the request cannot be planned.

@@ -1,4 +1,4 @@
-"""What a request to plan says: read from its bytes, found good, and packed as the store keeps it.
+"""Requests to plan: read from their bytes, found good, and packed as the store keeps them.
 
 All of this holds the interpreter for as long as it takes, seconds for a large body. It asks neither the store nor the
 server anything, so that a process of its own can do it (:mod:`loadmaster.api.server.reading.readers`).
@@ -48,14 +48,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class NamedBlob:
-    """What a request says that has a blob in the place of its problem: by what name, whatever that is."""
+    """A request's blob in the place of its problem: the name that was given, whatever that is."""
 
     sha256: object
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What a request says, found good.
+    """A request to plan that was read and found good.
 
     Attributes:
         plannings: one for each plan that is asked for; those of a frontier are in ascending order of their limits.
@@ -79,7 +79,7 @@ class Reader:
         self._planner, self._longest_s = planner, longest_s
 
     def read(self, asked: Asked) -> Submission | NamedBlob:
-        """What it says, or the blob that it names, as long as what that holds is not known.
+        """Read a request, or return the blob that it names, as long as what that holds is not known.
 
         Raises:
             InputError: naming the field.
@@ -122,7 +122,7 @@ class Reader:
 def read_submission(
     planner: str, longest_s: float, model: type[PlanRequest], dry_run: bool, body: bytes, blob: bytes | None = None
 ) -> Submission | NamedBlob:
-    """What a request says, in a process that does nothing else: see :meth:`Reader.read`."""
+    """Read a request to plan in a process that does nothing else: see :meth:`Reader.read`."""
     return Reader(load_planner(planner), longest_s).read(Asked(model, body, dry_run, blob))
 
 
@@ -149,7 +149,7 @@ def _limits(request: FrontierRequest, problem: Document) -> tuple[str, list[int 
     if more:
         raise InputError("limits", request.limits, "are given beside budgets_bytes", "Give one of them.")
     kind = problem.get("kind")
-    # What is no kind is left to whoever reads the problem.
+    # A kind that does not exist is left to whoever reads the problem.
     if find_kind(kind) is not None and limit_of(kind).field != option and option != "limit":
         raise InputError("budgets_bytes", values, f"mean nothing to {kind}", "Give limits.")
     for name in LIMIT_NAMES:

@@ -1,4 +1,4 @@
-"""What processes that work for the server make of plans: exports, the pieces of a page, two plans beside each other.
+"""Drawing of plans in processes that work for the server: exports, the pieces of a page, comparisons.
 
 Documents come packed, as the store has them, so that the server itself never has them whole in memory.
 """
@@ -30,7 +30,7 @@ LARGEST_PAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class ShownPlan:
-    """What there is to see of a plan.
+    """The pieces of a page that shows one plan.
 
     Attributes:
         title: of the problem.
@@ -47,7 +47,7 @@ class ShownPlan:
 
 @dataclass(frozen=True)
 class ComparedPlans:
-    """What there is to see of two plans.
+    """The pieces of a page that compares two plans.
 
     Attributes:
         checks: what the checker found of each.
@@ -103,7 +103,7 @@ def show(problem: bytes, plan: bytes, measured: bytes = b"") -> ShownPlan:
 
 
 def compare(*documents: bytes) -> ComparedPlans:
-    """Two plans of one kind beside each other; given are the problem and the plan of each.
+    """Compare two plans of one kind; given are the problem and the plan of each.
 
     Raises:
         InputError: a plan does not hold, or the two are too large for a page.
@@ -124,13 +124,13 @@ def _measured(measured: bytes, plan: Plan) -> Any:
 
 
 def _pictures(kind: str, view: Any) -> tuple[Markup, ...]:
-    """Those of one plan, if its kind draws any."""
+    """The pictures of one plan, if its kind draws any."""
     draw = None if view is None else getattr(views_of(kind), "pictures", None)
     return () if draw is None else _pieces(map(shown, draw(view)))
 
 
 def _both(pairs: list[tuple[Any, Plan]], views: list[Any]) -> tuple[Markup, ...]:
-    """Those of two plans of one problem in one, if their kind draws any."""
+    """The pictures that show two plans of one problem together, if their kind draws any."""
     plans = [plan for _, plan in pairs]
     if None in views or len({plan.problem_sha256 for plan in plans}) != 1:
         return ()

@@ -1,4 +1,4 @@
-"""Makes something else of plans without holding up the server: in processes with a memory cap, a few at a time.
+"""Rendering of plans without holding up the server: in processes with a memory cap, a few at a time.
 
 Whoever leaves takes the work with it: it ends with the connection.
 """
@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Renderer:
-    """Used within one event loop; :meth:`close` may be called from anywhere."""
+    """Processes that render plans. Used within one event loop; :meth:`close` may be called from anywhere."""
 
     def __init__(self, settings: Settings) -> None:
         self._pool = Pool(_MOST_PROCESSES, settings.max_export_memory_bytes, "max_export_memory_bytes")
@@ -85,7 +85,7 @@ class Renderer:
         return found
 
     async def compare(self, request: Request, caller: Caller, documents: tuple[bytes, ...]) -> ComparedPlans:
-        """Two plans beside each other. Raises as :meth:`export`."""
+        """The pieces of the page that compares two plans. Raises as :meth:`export`."""
         with self._places.take(caller):
             found = await self._do(request, Work(f"{_DRAWING}:compare", _LONGEST_S, (), documents))
         assert isinstance(found, ComparedPlans)
@@ -115,7 +115,7 @@ class Renderer:
 
 
 async def _until_gone(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """What comes of the work, which is cancelled when the client leaves.
+    """Return what comes of the work, which is cancelled when the client leaves.
 
     Raises:
         ClientDisconnect: it has left.

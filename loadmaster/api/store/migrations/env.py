@@ -1,4 +1,4 @@
-"""Run by Alembic before the steps: they use the connection, and the transaction, of whoever asked for them."""
+"""Environment that Alembic runs before the steps: they use the connection and the transaction of their caller."""
 
 from __future__ import annotations
 

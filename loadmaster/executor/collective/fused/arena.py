@@ -78,7 +78,7 @@ class Arena:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, capacity: Capacity) -> None:
-        """Every rank of the group makes one, with the same capacity.
+        """Make the arena; every rank of the group does so, with the same capacity.
 
         Raises:
             LoadmasterError: the GPUs cannot write to each other's memory, or torch says that they do not.
@@ -99,24 +99,24 @@ class Arena:
         dist.barrier(group)
 
     def empty(self, size_bytes: int) -> tuple[torch.Tensor, int]:
-        """Memory that all ranks share, and its number among ``regions``; every rank asks for as much. It stays."""
+        """Make memory that all ranks share, with its number in ``regions``; every rank asks for as much. It stays."""
         memory, addresses = _shared(self._group, self.device, max(1, -(-size_bytes // 16)) * 16)
         self.regions.append(Region(memory, tuple(addresses)))
         return memory, len(self.regions) - 1
 
     def region_of(self, tensor: torch.Tensor) -> int | None:
-        """In which region a tensor lies."""
+        """Return the number of the region that holds a tensor; None if no region does."""
         at, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         found = (k for k, region in enumerate(self.regions) if region.begin <= at and end <= region.end)
         return next(found, None)
 
     def register(self, table: Table) -> int:
-        """A number for a table, to know it by when it fails."""
+        """Number a table, to know it by when it fails."""
         self._tables.append(table)
         return len(self._tables) - 1
 
     def check(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        """Say what a kernel waited for in vain, if one did. It does not wait for kernels to end.
+        """Raise what a kernel waited for in vain, if one did. It does not wait for kernels to end.
 
         Raises:
             PeerError: naming the message and the peer; the arena is of no use from then on.
@@ -147,11 +147,11 @@ class Arena:
 
     @property
     def stream_address(self) -> int:
-        """Where the handle of the last call's stream is."""
+        """Address of the handle of the last call's stream."""
         return ctypes.addressof(self._stream)
 
     def order(self, stream: int) -> None:
-        """Calls share the arena: one on another stream waits for those before. A graph under capture cannot.
+        """Let a call on another stream wait for those before: calls share the arena. A graph under capture cannot.
 
         Args:
             stream: the current one's handle.
@@ -166,7 +166,7 @@ _ARENAS: WeakKeyDictionary[dist.ProcessGroup, Arena] = WeakKeyDictionary()
 
 
 def arena_of(group: dist.ProcessGroup, device: torch.device, capacity: Capacity | None = None) -> Arena:
-    """The group's arena, made by the first call, which every rank makes alike.
+    """Return the group's arena, made by the first call; every rank calls it with the same arguments.
 
     Raises:
         InputError: the group has an arena of another capacity.
@@ -182,7 +182,7 @@ def arena_of(group: dist.ProcessGroup, device: torch.device, capacity: Capacity 
 
 
 def _shared(group: dist.ProcessGroup, device: torch.device, size_bytes: int) -> tuple[torch.Tensor, list[int]]:
-    """Zeros on every rank, and where each rank's are; tried out."""
+    """Make zeros that all ranks share, and try them out; return this rank's, and the address of every rank's."""
     import torch.distributed._symmetric_memory as symmetric
 
     # A multicast object outlives the process that fails with it; nothing here needs one.

@@ -1,4 +1,4 @@
-"""How a collective of one size is spread over a GPU: protocol, lanes, rounds, and streams.
+"""Spread of a collective of one size over a GPU: protocol, lanes, rounds, and streams.
 
 Figures behind the limits: a fence and a flag cost a level of messages about two microseconds, in which a port carries
 about 700 kB; packed words save them and cost every byte twice. A block of 512 threads has 8 kB in flight with one
@@ -26,11 +26,11 @@ FEWEST_PIECES = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """What a user may tune; the same on every rank.
+    """Limits of one call that a user may tune; the same on every rank.
 
     Attributes:
         blocks: of one call, at most; all of them are resident at once. Calls of many MiB are fastest with 128, nearly
-            all of a GPU; with 64, half of it is left to what is computed beside.
+            all of a GPU; with 64, half of it is left to other kernels.
         packed_bytes: calls in which no rank sends more are packed.
         packed_threads: of a packed block, at least; more where lanes are at their limit.
         piece_bytes: of a chunk, lane and round, at least, where a call is cut into rounds.
@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Choice:
-    """See :func:`loadmaster.executor.collective.fused.table.table_of`."""
+    """Protocol, lanes, rounds, widths and threads for :func:`loadmaster.executor.collective.fused.table.table_of`."""
 
     protocol: Protocol
     lanes: int
@@ -56,7 +56,7 @@ class Choice:
 
 
 def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
-    """For the operations of all ranks."""
+    """Choose how the operations of all ranks are spread over blocks."""
     sent: Counter[int] = Counter()
     for operation in operations:
         sent[operation.rank] += operation.size_bytes * len(operation.sends)

@@ -47,7 +47,7 @@ def tables_of(
     limits: Limits,
     capacity: Capacity,
 ) -> tuple[tuple[int, Table], ...]:
-    """The launches of a call: offset into every block, and table.
+    """Build the launches of a call: for each, its offset into every block, and its table.
 
     Raises:
         InputError: a size that the collective does not divide into blocks, or that the algorithm is not for.
@@ -121,7 +121,7 @@ class _Prepared:
         if region is not None:
             self.launch.shared[: arena.size] = arena.regions[region].addresses
         function = arena.kernels.function(kernel_name(table.protocol, dtype))
-        # Of the rank that has most: all ranks refuse alike. What is not resident is waited for in vain.
+        # Of the rank that has most, so that all ranks refuse. Blocks that are not resident are waited for in vain.
         most = max(map(len, table.streams)) * table.lanes
         resident = arena.kernels.resident(function, table.threads)
         if most > resident:
@@ -136,7 +136,7 @@ class _Prepared:
 
 
 class _Call(NamedTuple):
-    """What a size takes on this rank: bytes of its buffers, and launches."""
+    """Bytes of this rank's buffers in a call of one size, and its launches."""
 
     input_bytes: int
     output_bytes: int
@@ -144,7 +144,7 @@ class _Call(NamedTuple):
 
 
 class FusedLauncher:
-    """What C++ launches prepared calls with, and asks of Python; see
+    """Launcher of prepared calls from C++, with what C++ asks of Python; see
     :class:`loadmaster.executor.collective.native.launching.Launcher`.
     """
 
@@ -159,7 +159,7 @@ class FusedLauncher:
         self._arena.order(stream)
 
     def raise_failure(self) -> None:
-        """Raises PeerError: what a kernel waited for in vain."""
+        """Raise PeerError for what a kernel waited for in vain."""
         self._arena.check(self._group, self._timeout_s)
 
 
@@ -180,7 +180,7 @@ class FusedEngine:
         limits: Limits | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        """Every rank of the group makes one, with the same arguments; its GPU is the current device.
+        """Make the engine; every rank of the group does so, with the same arguments. Its GPU is the current device.
 
         Args:
             capacity: of the group's arena; None: what it has, or the standard.
@@ -202,7 +202,7 @@ class FusedEngine:
         self._calls: dict[tuple[int, int, torch.dtype | None, int | None], _Call] = {}
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
-        """On this GPU, of one NVLink domain; sums of fp32, bf16 and fp16, copies of anything."""
+        """Return whether the engine runs a call: on its GPU, sums of fp32, bf16 and fp16, copies of anything."""
         return (
             self._arena is not None
             and tensor.device == self._arena.device
@@ -212,10 +212,10 @@ class FusedEngine:
     def run(
         self, algorithm: Algorithm, output: torch.Tensor | None, input: torch.Tensor | None, op: object, size_bytes: int
     ) -> None:
-        """See :class:`loadmaster.executor.collective.engine.Engine`; sums and averages only.
+        """Run an algorithm by kernels; see :meth:`loadmaster.executor.collective.engine.Engine.run`.
 
         Raises:
-            InputError: another operator; a size that does not divide; tensors of other sizes.
+            InputError: an operator that is not SUM or AVG; a size that does not divide; tensors of other sizes.
             PeerError: an earlier call waited for a peer in vain.
         """
         arena = self._arena
@@ -264,7 +264,7 @@ class FusedEngine:
             self._arena.check(self.group, self.timeout_s)
 
     def tables(self, algorithm: Algorithm, size_bytes: int) -> tuple[tuple[int, Table], ...]:
-        """See :func:`tables_of`. On a group whose GPUs have an arena only."""
+        """Build the launches of a call by :func:`tables_of`; only on a group whose GPUs have an arena."""
         assert self._arena is not None
         lowered = self._lowered.get(id(algorithm))
         if lowered is None:
@@ -272,12 +272,12 @@ class FusedEngine:
         return tables_of(self.problem, algorithm, lowered, size_bytes, self.limits, self._arena.capacity)
 
     def empty(self, size_bytes: int) -> tuple[torch.Tensor, int] | None:
-        """See :meth:`Arena.empty`. None: this group's GPUs have no arena."""
+        """Make memory that all ranks share, by :meth:`Arena.empty`. None: this group's GPUs have no arena."""
         return None if self._arena is None else self._arena.empty(size_bytes)
 
     @property
     def launcher(self) -> FusedLauncher | None:
-        """What C++ needs to launch prepared calls. None: this group's GPUs have no arena."""
+        """Launcher of prepared calls from C++. None: this group's GPUs have no arena."""
         return None if self._arena is None else FusedLauncher(self._arena, self.group, self.timeout_s)
 
     def prepared(
@@ -286,7 +286,7 @@ class FusedEngine:
         """The launches of a call, made when a size is first seen. They stay as long as the engine does.
 
         Args:
-            region: of shared memory, in which the output lies (of a ReduceScatter, the input).
+            region: number of the shared memory that holds the output (of a ReduceScatter, the input).
 
         Raises:
             InputError: see :func:`tables_of`; under capture, a size whose program does not fit a launch.

@@ -24,7 +24,7 @@ struct Launch {
     int rank, lanes, rounds, held_count;
     i64 table;
     u64 arenas[kMostRanks];
-    u64 shared[kMostRanks];  // the memory that input or output lies in, and that of every rank, as seen from here
+    u64 shared[kMostRanks];  // the memory that input or output is in, and that of every rank, as seen from here
     u32 begins[kMostStreams + 2];
     i64 held[kInlineWords];
 };
@@ -76,7 +76,7 @@ __device__ __forceinline__ void report(const Block &block, u32 word, int operand
                expected, seen);
 }
 
-// Whether time is up, looked at now and then.
+// Clock of a wait: tells whether time is up, looked at now and then.
 struct Patience {
     u64 begin_ns = 0;
     u32 looks = 0;
@@ -127,7 +127,7 @@ struct Mover {
         return left < kBytes ? (int)left : kBytes;
     }
 
-    // Of the data of a unit, the words; packed ones stand between marks.
+    // The words of a unit's data; packed ones stand between marks.
     static __device__ __forceinline__ void words_of(const Vector &v, u32 *words) {
         words[0] = v.x;
         words[1] = kPacked ? v.z : v.y;

@@ -18,11 +18,11 @@ import torch
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.collective.fused.table import MOST_RANKS, MOST_STREAMS, Protocol, Table
 
-# Of a block, at most.
+# Threads of a block, at most.
 THREADS = 512
 WARP = 32
 INLINE_WORDS = 384
-# Of the failure that a kernel writes down.
+# Words of the failure that a kernel writes down.
 FAILURE_WORDS = 9
 _SOURCES = ("primitives.cuh", "interpreter.cuh")
 _ELEMENTS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -56,7 +56,7 @@ class Launch(ctypes.Structure):
 
 
 def launch_of(table: Table, rank: int, words: int, /, **fields: int) -> Launch:
-    """What stays the same from call to call; ``words``: address of the rank's words on the device, if it has too many.
+    """Make a rank's launch, for all calls of a size; ``words``: address of its words on the device, if it has too many.
 
     ``fields``: those of :class:`Launch` that depend on memory, but ``arenas`` and ``shared``.
     """
@@ -69,7 +69,7 @@ def launch_of(table: Table, rank: int, words: int, /, **fields: int) -> Launch:
 
 
 def fits_inline(table: Table, rank: int) -> bool:
-    """Whether the rank's words travel in the launch."""
+    """Return whether the rank's words travel in the launch."""
     return len(table.words[rank]) <= INLINE_WORDS
 
 
@@ -80,7 +80,7 @@ def source() -> str:
 
 
 def kernel_name(protocol: Protocol, dtype: torch.dtype | None) -> str:
-    """The kernel that adds up such elements; None: nothing is added up."""
+    """Name of the kernel that adds up such elements; None: nothing is added up."""
     return f"{protocol}_{_ELEMENTS[dtype or torch.float32]}"
 
 
@@ -100,13 +100,13 @@ class Kernels:
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def function(self, name: str) -> ctypes.c_void_p:
-        """One kernel by name."""
+        """Find one kernel by its name."""
         found = ctypes.c_void_p()
         self._expect(self._driver.cuModuleGetFunction(ctypes.byref(found), self._module, name.encode()), name)
         return found
 
     def resident(self, function: ctypes.c_void_p, threads: int) -> int:
-        """How many blocks of so many threads the device runs at once."""
+        """Count the blocks of so many threads that the device runs at once."""
         each = ctypes.c_int()
         status = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             ctypes.byref(each), function, threads, ctypes.c_size_t(0)
@@ -115,7 +115,7 @@ class Kernels:
         return each.value * self._multiprocessors
 
     def caller(self, function: ctypes.c_void_p, blocks: int, threads: int, launch: Launch) -> Callable[[int], None]:
-        """What enqueues a kernel on a stream. It holds the launch where it is: its fields may change between calls."""
+        """Make a function that enqueues a kernel on a stream. The launch stays in place: fields may change."""
         # Whole numbers go as they are and pointers as objects made once: a call converts nothing but its stream.
         pointer = ctypes.c_void_p
         arguments = (pointer * 1)(ctypes.addressof(launch))
@@ -138,13 +138,13 @@ class Kernels:
 
 
 def address_of(function: Any) -> int:
-    """Where a function of a library begins."""
+    """Address at which a function of a library begins."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache
 def compiled(architecture: str) -> bytes:
-    """The kernels as machine code.
+    """Compile the kernels to machine code.
 
     Raises:
         LoadmasterError: no NVRTC, or it refuses the source; with its log.
@@ -170,7 +170,7 @@ def compiled(architecture: str) -> bytes:
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """The library: where the loader finds it, beside torch, or in a toolkit."""
+    """Load the NVRTC library: where the loader finds it, next to torch, or in a toolkit."""
     major = (torch.version.cuda or "13").split(".")[0]
     packages = Path(torch.__file__).parent.parent / "nvidia"
     beside = sorted(str(path) for path in packages.glob("*/lib/libnvrtc.so.*") if "alt" not in path.name)

@@ -1,4 +1,4 @@
-"""What each rank does in a fused collective: the operations of an algorithm, in one global order.
+"""Operations of each rank in a fused collective: those of an algorithm, in one global order.
 
 An operation reads one or more pieces of one length, adds them up in the order of ranks if there are several, and writes
 the result to one or more places: slots in the arenas of peers, and the rank's own output. It may begin once every
@@ -32,7 +32,7 @@ _FIXED = ("alltoallv", "custom")
 
 @dataclass(frozen=True)
 class Place:
-    """From ``offset_bytes`` on in a buffer of a rank."""
+    """Place in a buffer of a rank, from ``offset_bytes`` on."""
 
     buffer: Buffer
     rank: int
@@ -56,7 +56,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Operation:
-    """One step of one rank.
+    """One step of one rank in a fused collective.
 
     Attributes:
         position: place in the global order.
@@ -82,13 +82,13 @@ class Operation:
 
     @property
     def stage(self) -> int:
-        """0: begins at once and sends; 1: waits and sends; 2: only writes the rank's own output."""
+        """Stage: 0 begins at once and sends; 1 waits and sends; 2 only writes the rank's own output."""
         return 2 if not self.sends else min(len(self.waits), 1)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How buffers of a call are cut into the chunks of a plan, whatever size it was planned for.
+    """Cut of a call's buffers into the chunks of a plan, whatever size it was planned for.
 
     A buffer is blocks of ``block_bytes``, ``stride_bytes`` apart, each cut into ``parts`` at multiples of 16 bytes;
     parts behind the end of a small block are empty.
@@ -100,14 +100,14 @@ class Cut:
 
     @property
     def part_bytes(self) -> int:
-        """Of all parts but the last ones."""
+        """Bytes of all parts but the last ones."""
         return -(-self.block_bytes // (self.parts * VECTOR_BYTES)) * VECTOR_BYTES
 
     def size_bytes(self, part: int) -> int:
         return max(0, min(self.part_bytes, self.block_bytes - part * self.part_bytes))
 
     def offset_bytes(self, index: int) -> int:
-        """Where the part is that is number ``index`` over all blocks."""
+        """Offset of the part that is number ``index`` over all blocks."""
         block, part = divmod(index, self.parts)
         return block * self.stride_bytes + part * self.part_bytes
 
@@ -153,7 +153,7 @@ class Buffers:
         return Place("output", rank, self._offset(offset_bytes))
 
     def total_bytes(self, rank: int) -> tuple[int, int]:
-        """Of a rank's input and output, with what lies between the blocks of this call."""
+        """Bytes of a rank's input and output, with what is between the blocks of this call."""
         planned = (self.layout.input_bytes[rank], self.layout.output_bytes[rank])
         if self.cut is None:
             return planned
@@ -208,7 +208,7 @@ class _Builder:
             self.copies[target, chunk] = transfer
 
     def _keep(self, rank: int, chunk: int) -> None:
-        """What a target has of a chunk at the end goes to its output."""
+        """Write what a target has of a chunk at the end to its output."""
         if self.buffers.size_bytes(chunk):
             operation = self._value(rank, chunk, None)
             self._put(replace(operation, targets=(*operation.targets, self.buffers.output(rank, chunk))))

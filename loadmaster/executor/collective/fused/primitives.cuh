@@ -9,7 +9,7 @@ struct alignas(16) Vector {
     u32 x, y, z, w;
 };
 
-// Of the block: its program, and two numbers behind it.
+// Words of a block's program in shared memory; two numbers are behind it.
 const u32 kSharedWords = 2048;
 
 __device__ __forceinline__ i64 *shared_words() {

@@ -21,18 +21,18 @@ from loadmaster.models.collective.problem import Collective
 
 SHARED: tuple[Collective, ...] = ("allreduce", "allgather", "reduce_scatter", "alltoall")
 _BEGUN, _DONE = 0, 1
-# Of what an AllToAll gives to others: with two ranks three quarters of all blocks.
+# Streams for what an AllToAll gives to others: with two ranks three quarters of all blocks.
 _STREAMS = 3
 _FLAG_BYTES = 8
 
 
 def shared_is_input(collective: Collective) -> bool:
-    """Which buffer has to be shared: a ReduceScatter's input, else the output."""
+    """Return whether the input has to be shared, as for a ReduceScatter, and not the output."""
     return collective == "reduce_scatter"
 
 
 def shared_table(collective: Collective, rank_count: int, size_bytes: int, blocks: int, flags_bytes: int) -> Table:
-    """The launch of a call.
+    """Build the table of a call on shared memory.
 
     Args:
         collective: one of ``SHARED``; an AllReduce is in place.
@@ -51,7 +51,7 @@ def shared_table(collective: Collective, rank_count: int, size_bytes: int, block
     lanes = max(1, min(blocks // streams, room, -(-share.part_bytes // (THREADS * VECTOR_BYTES))))
 
     def whole(rank: int) -> Operation:
-        """What the rank does, of all but an AllToAll."""
+        """Operation of a rank in a collective that is not an AllToAll."""
         mine = rank * each
         if cut is not None:
             sources, targets = (tuple(Place(of, other, mine) for other in ranks) for of in ("input", "output"))
@@ -73,7 +73,7 @@ def shared_table(collective: Collective, rank_count: int, size_bytes: int, block
         return Transfer(kind, source, source, target, None, number)
 
     def between(work: Sequence[Operation], peers: Sequence[tuple[int, int]]) -> tuple[Operation, ...]:
-        """The work between the words: of whose memory, and of which share of it."""
+        """Put a stream's work between the words of its peers: each is a rank, and a share of its memory."""
         rank = work[0].rank
         told, said = (tuple(word(kind, rank, *peer) for peer in peers) for kind in (_BEGUN, _DONE))
         begun, done = (tuple(word(kind, peer, rank, part) for peer, part in peers) for kind in (_BEGUN, _DONE))

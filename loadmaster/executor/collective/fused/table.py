@@ -7,7 +7,7 @@ stream goes through its operations once a round, and streams of one rank overlap
 rank shares streams with what begins there, and lags a round behind it, or two where chunks are passed on: while a round
 is on its way, its block sends the next. Lane i of n ends its rounds by i/n of one earlier than lane 0 does (its first
 round is shorter by that, its last one longer), so that not all lanes stand still at their fences at once. The slices of
-all pieces of one length are alike.
+all pieces of one length are the same.
 
 **Protocols.** ``simple``: vectors of 16 bytes, then one flag per transfer and lane, released after them and acquired
 before the slot is read. ``packed``: every 8 bytes travel in one store of 16 with the number of the call twice, so that
@@ -65,7 +65,7 @@ _WHEN_BITS = 2
 
 @dataclass(frozen=True)
 class Awaited:
-    """What a block waits for: a chunk of a message of a peer, or (None) a peer's word that it began the call."""
+    """A chunk of a peer's message that a block waits for, or (None) a peer's word that it began the call."""
 
     peer: int
     message: int | None
@@ -99,7 +99,7 @@ class Table:
         return len(self.streams)
 
     def describe(self, rank: int, stream: int, word: int) -> str:
-        """The operation at a word of a stream, in words."""
+        """Describe the operation at a word of a stream."""
         at = self.begins[rank][stream]
         for operation in self.streams[rank][stream]:
             if at >= word:
@@ -108,7 +108,7 @@ class Table:
         return "the end of its stream"
 
     def awaited(self, rank: int, stream: int, word: int, operand: int) -> Awaited:
-        """From whom an operation gets an operand: a wait by number (simple), a source by number (packed)."""
+        """Find from whom an operation gets an operand: a wait by number (simple), a source by number (packed)."""
         at = self.begins[rank][stream]
         for operation in self.streams[rank][stream]:
             if at >= word:
@@ -132,7 +132,7 @@ def table_of(
     *,
     threads: int = 512,
 ) -> Table:
-    """Tables for all ranks.
+    """Build the table of a collective, for all ranks.
 
     Args:
         widths: streams of a rank: of what begins or ends there, and of what passes on.
@@ -161,7 +161,7 @@ def encoded(
     lag: int = 0,
     notices: Mapping[tuple[int, int], int] = MappingProxyType({}),
 ) -> Table:
-    """The table of these streams.
+    """Encode the streams of all ranks as a table.
 
     Args:
         lag: rounds by which what ends at a rank lags.
@@ -185,7 +185,7 @@ def encoded(
 
 
 def notices_of(operations: Sequence[Operation], rank_count: int) -> dict[int, tuple[int, ...]]:
-    """Per rank, the ranks on whose start nothing of it depends: they have to tell it that they began."""
+    """Find, per rank, the ranks on whose start nothing of it depends: they have to tell it that they began."""
     behind: dict[tuple[int, int], set[int]] = {}
     heard: list[set[int]] = [{rank} for rank in range(rank_count)]
     for operation in operations:
@@ -197,7 +197,7 @@ def notices_of(operations: Sequence[Operation], rank_count: int) -> dict[int, tu
 
 
 def _streams(operations: Sequence[Operation], rank_count: int, widths: Sequence[int]) -> list[list[list[Operation]]]:
-    """Operations dealt out to streams, in order; what ends at a rank that sends the same chunk, behind that."""
+    """Deal operations out to streams, in order; what ends at a rank that sends the same chunk goes behind that."""
     dealt: list[list[list[list[Operation]]]] = [
         [[[] for _ in range(width)] for width in widths] for _ in range(rank_count)
     ]
@@ -219,7 +219,7 @@ def _streams(operations: Sequence[Operation], rank_count: int, widths: Sequence[
 def _with_notices(
     streams: list[list[list[Operation]]], operations: Sequence[Operation], rank_count: int, flags: Sequence[int]
 ) -> tuple[Streams, dict[tuple[int, int], int]]:
-    """Notices first and last in a rank's first stream, and the flag for each (teller, hearer)."""
+    """Add notices first and last to a rank's first stream; return the streams, and flags by (teller, hearer)."""
     missing = notices_of(operations, rank_count)
     numbers = {
         (teller, hearer): flags[hearer] + number
@@ -240,7 +240,7 @@ def _with_notices(
 
 
 class _Encoder:
-    """Operations as words."""
+    """Encoder of a rank's operations as words."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class _Encoder:
 
 
 def _length(operation: Operation, protocol: Protocol) -> int:
-    """Words of an operation."""
+    """Count the words of an encoded operation."""
     flags = len(operation.tells) + len(operation.hears)
     if protocol == "simple":
         flags += len(operation.waits) + len(operation.sends)

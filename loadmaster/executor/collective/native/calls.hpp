@@ -12,7 +12,7 @@
 
 namespace loadmaster {
 
-// As cuLaunchKernel.
+// A function like cuLaunchKernel.
 using Enqueue = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
 
 // One kernel. `fields` begins with the addresses of input and output.
@@ -30,7 +30,7 @@ struct Region {
   int64_t number;
 };
 
-// What was decided for calls of one kind and size.
+// The decision for calls of one kind and size.
 struct Entry {
   std::string detail;  // the engine; or why the inner backend has it
   std::vector<Launch> launches;

@@ -32,7 +32,7 @@ _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", f"-DTORCH_EXTENSI
 
 
 def extension(group: dist.ProcessGroup) -> ModuleType | None:
-    """The compiled backend on every rank of a group, or nowhere. Every rank calls it.
+    """Load the compiled backend on every rank of a group, or nowhere. Every rank calls it.
 
     One rank of each host compiles, if nothing is kept; the others take what it kept.
 
@@ -57,7 +57,7 @@ def extension(group: dist.ProcessGroup) -> ModuleType | None:
 
 @cache
 def _module() -> ModuleType | str:
-    """The module, or why there is none."""
+    """Load the module; in words why that is not possible."""
     version = fingerprint_of([SOURCE, *_HEADERS], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
     try:
         with kept_library("collective", version, f"{_NAME}.so", _make) as library:
@@ -85,5 +85,5 @@ def _loaded(library: Path) -> ModuleType:
 
 
 def _host() -> tuple[str, str]:
-    """Processes that share a cache folder."""
+    """Name what processes share that share a cache folder: host and folder."""
     return os.uname().nodename, str(user_folder())

@@ -27,14 +27,14 @@ Decision = tuple[str, bool, int, int, list[tuple[int, int, int, int, int]]]
 
 
 def launcher_of(group: PlannedGroup) -> Launcher | None:
-    """What launches a group's planned calls; None: an engine of it does more than launch."""
+    """Return what launches a group's planned calls; None: an engine of it does more than launch."""
     engines = [engine for entry in group.entries.values() for engine in entry.engines]
     launchers = [engine.launcher if isinstance(engine, LaunchEngine) else None for engine in engines]
     return launchers[0] if all(launchers) else None
 
 
 class NativeGroup:
-    """See the module.
+    """Holder of a process group whose planned calls run in C++.
 
     It is not a process group itself: one that is made in Python holds Python's lock while it waits for the inner one.
 
@@ -45,7 +45,7 @@ class NativeGroup:
     """
 
     def __init__(self, name: str, planned_group: PlannedGroup, launcher: Launcher, module: ModuleType) -> None:
-        """Every rank of the inner group makes one, with the same arguments.
+        """Make the group; every rank of the inner group does so, with the same arguments.
 
         Args:
             planned_group: see :func:`launcher_of`.
@@ -89,7 +89,7 @@ class NativeGroup:
 
     @property
     def padded(self) -> Counter[str]:
-        """None: such calls are the inner group's."""
+        """Calls that were padded: none, since such calls are the inner group's."""
         return Counter()
 
     @property
@@ -98,12 +98,12 @@ class NativeGroup:
         return self._counted(by_plan=False)
 
     def forget(self) -> None:
-        """Decide anew what runs which call, and count from here. No call may be under way in another thread."""
+        """Forget what runs which call, and count from here. No call may be under way in another thread."""
         self.planned_group.forget()
         self.backend.forget()
 
     def shutdown(self) -> None:
-        """The backends are the inner group's, which shuts them down."""
+        """Run nothing more by plan. The backends are the inner group's, which shuts them down."""
         self.backend.shutdown()
         self.planned_group.shutdown()
 
@@ -115,7 +115,7 @@ class NativeGroup:
         return counted
 
     def share(self, memory: torch.Tensor, region: int) -> None:
-        """Tell calls on that memory from others."""
+        """Register shared memory, so that calls on it are told from others."""
         self.backend.share(memory.data_ptr(), memory.data_ptr() + memory.nbytes, region)
 
     def _choose(

@@ -1,4 +1,4 @@
-// What a planned call gives back: work that is launched, on a stream of its own or the caller's.
+// Work that a planned call returns: it is launched, on a stream of its own or the caller's.
 
 #pragma once
 

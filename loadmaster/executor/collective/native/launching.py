@@ -1,4 +1,4 @@
-"""What an engine gives to the compiled backend: launches, complete but for two addresses, and what launches them."""
+"""Interface of engines to the compiled backend: launches, complete but for two addresses, and what launches them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadmaster.models.collective.plan import Algorithm
 
 
 class Launcher(Protocol):
-    """Launches, and what they need of Python.
+    """Launcher of kernels, and what it needs of Python.
 
     Attributes:
         device: of the tensors.
@@ -27,16 +27,16 @@ class Launcher(Protocol):
     failure_address: int
 
     def order(self, stream: int) -> None:
-        """A stream, the current one, comes after the last one from here on."""
+        """Let a stream, the current one, come after the last one from here on."""
         ...
 
     def raise_failure(self) -> None:
-        """Raises PeerError: what was waited for in vain."""
+        """Raise PeerError for what was waited for in vain."""
         ...
 
 
 class PreparedLaunch(Protocol):
-    """One launch.
+    """One launch of a call.
 
     Attributes:
         address: function, blocks, threads, address of what is passed, and where in every buffer it begins.
@@ -47,7 +47,7 @@ class PreparedLaunch(Protocol):
 
 
 class PreparedCall(Protocol):
-    """What a call of one size takes on this rank."""
+    """Bytes and launches that a call of one size takes on this rank."""
 
     @property
     def input_bytes(self) -> int: ...
@@ -68,11 +68,11 @@ class LaunchEngine(Protocol):
 
     @property
     def launcher(self) -> Launcher | None:
-        """The same for all engines of a group. None: it cannot launch here."""
+        """Launcher of the group, the same for all its engines. None: the engine cannot launch here."""
         ...
 
     def empty(self, size_bytes: int) -> tuple[torch.Tensor, int] | None:
-        """Memory that all ranks share, and its number. None: ranks share none."""
+        """Make memory that all ranks share, with its number. None: ranks share none."""
         ...
 
     def prepared(
@@ -81,6 +81,6 @@ class LaunchEngine(Protocol):
         """The launches of a call; they stay as long as the engine does.
 
         Args:
-            region: of memory that all ranks share: the output, of a ReduceScatter the input, lies in it.
+            region: number of the shared memory that holds the output (of a ReduceScatter, the input).
         """
         ...

@@ -190,7 +190,7 @@ class PlannedBackend : public c10d::Backend {
     regions_.push_back({begin, end, region});
   }
 
-  // Decide everything anew, and count from here.
+  // Decide everything again, and count from here.
   void forget() {
     std::lock_guard<std::mutex> lock(mutex_);
     entries_.clear();

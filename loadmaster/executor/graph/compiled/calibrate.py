@@ -1,7 +1,7 @@
 """The constants of the cost model for the GPU that is present: measured once, in under a minute, and kept.
 
 Every kernel of some layers of the library runs on synthetic graphs; the model's constants are those with which it comes
-closest to the times. They are kept on disk by the device's name and the precision of products, beside the sources of
+closest to the times. They are kept on disk by the device's name and the precision of products, next to the sources of
 generated kernels.
 """
 
@@ -52,7 +52,7 @@ def calibrated(device: torch.device | str = "cuda", element_bytes: Literal[2, 4]
     """The constants of a GPU: those that were kept, or measured now and kept.
 
     Raises:
-        InputError: the device is no GPU, or is not there.
+        InputError: the device is not a GPU that is present.
     """
     where = torch.device(device)
     if where.type != "cuda" or not torch.cuda.is_available():
@@ -69,7 +69,7 @@ def calibrated(device: torch.device | str = "cuda", element_bytes: Literal[2, 4]
 
 
 def believed(device: torch.device) -> GraphHardware:
-    """What fitting begins with: the estimate of the most similar GPU, with the device's own memory and cache."""
+    """Constants that fitting begins with: those of the most similar GPU, with the device's own memory and cache."""
     about = torch.cuda.get_device_properties(device)
     estimates = HARDWARE.values()
     nearest = min(estimates, key=lambda hardware: abs(hardware.memory_bytes - about.total_memory))
@@ -77,7 +77,7 @@ def believed(device: torch.device) -> GraphHardware:
 
 
 def measured(device: torch.device, element_bytes: int) -> Iterator[tuple[Work, float]]:
-    """What every kernel does, and the microseconds that it takes."""
+    """Yield the work of every kernel of some layers on synthetic graphs, and the microseconds that it takes."""
     for name in DATA_SETS:
         source, target, relation = (torch.from_numpy(x).to(device) for x in generated(name))
         of = data_set(name)
@@ -92,7 +92,7 @@ def measured(device: torch.device, element_bytes: int) -> Iterator[tuple[Work, f
 def kernel_times(
     program: Program, schedule: Schedule, graph: Graph, element_bytes: int
 ) -> Iterator[tuple[Work, float]]:
-    """What every kernel of a schedule does on a graph, and the microseconds that it takes there."""
+    """Yield the work of every kernel of a schedule on a graph, and the microseconds that it takes there."""
     indices, dtype = Indices.of(graph), _DTYPES[element_bytes]
     kept = frozenset(schedule.kept)
     costs = Costs(program, statistics_of_graph(graph), element_bytes, HARDWARE["h100"])
@@ -105,7 +105,7 @@ def kernel_times(
 
 
 def _time_us(launch: Callable[[], object]) -> float:
-    """Of one launch after the other, without what Python takes for them."""
+    """Time one of several launches in a row, in microseconds, without the time that Python takes for them."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(LAUNCHES):
@@ -127,7 +127,7 @@ def _path(name: str, element_bytes: int) -> Path:
 
 
 def read(path: Path) -> GraphHardware | None:
-    """Constants that were kept; None where there are none that can be read."""
+    """Read constants from a file; None where it is missing or holds something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return GraphHardware(**{**found, "matrix_tflops": tuple(found["matrix_tflops"]), "tiles": FASTEST})
@@ -136,5 +136,5 @@ def read(path: Path) -> GraphHardware | None:
 
 
 def write(path: Path, hardware: GraphHardware) -> None:
-    """Keep constants; tiles are none of them."""
+    """Write constants to a file; tiles are left out."""
     write_text(path, json.dumps({k: v for k, v in asdict(hardware).items() if k != "tiles"}), FOLDER)

@@ -48,7 +48,8 @@ def capture(
         name: of the problem.
 
     Raises:
-        InputError: the layer is no program, the graph is none or has no edges, or the hardware is none.
+        InputError: the layer is not a program, the graph is not a ``Graph`` or has no edges, or the hardware is not a
+            GPU's.
     """
     expect_traced(layer)
     expect_graph(graph)
@@ -83,7 +84,7 @@ def expect_graph(graph: object) -> None:
     """Refuse graphs of other libraries.
 
     Raises:
-        InputError: it is no graph of this one.
+        InputError: it is not a :class:`~loadmaster.executor.graph.structure.graph.Graph`.
     """
     if not isinstance(graph, Graph):
         remedy = "Convert it: from_pyg(data), from_networkx(graph) or from_scipy(matrix)."
@@ -102,7 +103,7 @@ def statistics_of_graph(graph: Graph) -> GraphStatistics:
 
 
 def _count(graph: Graph) -> GraphStatistics:
-    """On the graph's device, from indices that its kernels need as well."""
+    """Count edges, pairs and degrees on the graph's device, from indices that its kernels need as well."""
     indices, schema = Indices.of(graph), graph.schema
     if not indices.rows("edge"):
         raise InputError("graph", 0, "edges are too few", "Give a graph with edges.")
@@ -127,6 +128,6 @@ def _count(graph: Graph) -> GraphStatistics:
 
 
 def _lengths(ptr: Tensor) -> NDArray[np.integer]:
-    """Of each row, how many belong to it."""
+    """Return how many rows belong to each row, on the host."""
     found: NDArray[np.integer] = (ptr[1:] - ptr[:-1]).cpu().numpy()
     return found

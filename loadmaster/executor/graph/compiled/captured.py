@@ -1,9 +1,9 @@
 """Both passes of a layer as CUDA graphs: where kernels are short, one launch instead of dozens.
 
 The first calls run kernel by kernel and warm everything up; the next one is captured. A replay reads features from
-buffers of its own, into which they are copied, and parameters where they lie. What it makes lies in buffers that the
-next replay overwrites, so callers get copies, and a replay waits for its turn: while the backward pass of a call is
-still to come, other calls run kernel by kernel.
+buffers of its own, into which they are copied, and parameters in place. Its results are in buffers that the next replay
+overwrites, so callers get copies, and a replay waits for its turn: while the backward pass of a call is still to come,
+other calls run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SHORT_NUMBERS = 1 << 24
 
 
 def is_short(run: Run) -> bool:
-    """Whether launches take longer than most of the kernels that they launch."""
+    """Return whether launches take longer than most of the kernels that they launch."""
     widest = max(t.numbers for t in run.program.types if t.space not in WEIGHT_SPACES)
     return run.indices.rows("edge") * widest <= SHORT_NUMBERS
 
 
 class CudaGraphs:
-    """Captures functions on one device, in one pool of memory.
+    """Captures functions as CUDA graphs on one device, in one pool of memory.
 
     They run after what the current stream was given before, and before what it is given next.
     """
@@ -47,7 +47,7 @@ class CudaGraphs:
 
     @staticmethod
     def is_under_way() -> bool:
-        """Whether the caller is capturing: what is run now is part of that."""
+        """Return whether the caller is capturing the current stream, so that what runs becomes part of its graph."""
         return torch.cuda.is_current_stream_capturing()
 
     def warm_up(self, function: Callable[[], object]) -> None:
@@ -59,7 +59,7 @@ class CudaGraphs:
         now.wait_stream(self._side)
 
     def capture(self, function: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """What a function made, in buffers, and what runs its kernels again on the same buffers."""
+        """Capture a function; return what it made, in buffers, and a call that runs its kernels on them again."""
         graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         how: dict[str, Any] = {"pool": self._pool, "stream": self._side, "capture_error_mode": "thread_local"}
         with torch.no_grad(), torch.cuda.graph(graph, **how):
@@ -68,7 +68,7 @@ class CudaGraphs:
         return made, graph.replay
 
     def wait(self) -> None:
-        """Replays share buffers: on another stream than the last one's, wait for it."""
+        """Wait for the stream of the last replay, if the current one is another: replays share buffers."""
         now = torch.cuda.current_stream(self.device)
         if now != self._last:
             now.wait_stream(self._last)
@@ -96,7 +96,7 @@ class GraphLaunches:
         self._captured: Captured | None = None
 
     def __call__(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """As :func:`~loadmaster.executor.graph.compiled.step.call`."""
+        """Return the layer's outputs, as :func:`~loadmaster.executor.graph.compiled.step.call` does."""
         captured = self._for(given)
         if captured is None:
             return call(self.run, self.numbers, given)
@@ -106,7 +106,7 @@ class GraphLaunches:
         return found
 
     def _for(self, given: Sequence[Tensor]) -> Captured | None:
-        """What serves this call; None: it runs kernel by kernel."""
+        """Return the captured passes that serve this call; None: it runs kernel by kernel."""
         self._calls += 1
         if self._calls <= WARM_CALLS or self._graphs.is_under_way():
             return None
@@ -123,13 +123,13 @@ class GraphLaunches:
 
 
 class Turn:
-    """From a replay of the forward pass to the end of its backward pass, or until nobody can ask for that any more."""
+    """Time from a replay of the forward pass to the end of its backward pass, or until nobody can ask for that."""
 
     is_over = False
 
 
 class Captured:
-    """Both passes, captured, and their buffers."""
+    """Both passes of a run, captured, and their buffers."""
 
     def __init__(
         self, run: Run, numbers: tuple[int, ...], given: Sequence[Tensor], features: int, graphs: CudaGraphs
@@ -150,7 +150,7 @@ class Captured:
         return forward_pass(self.run, self.numbers, self._inputs)
 
     def _backward(self) -> list[Tensor | None]:
-        # Of a copy of the list: what is saved stays as long as replays may read it.
+        # A copy of the list: what is saved stays as long as replays may read it.
         return backward_pass(self.run, self.numbers, [*self._saved], self._upstream, self.dtypes)
 
     def _both(self) -> None:
@@ -161,12 +161,12 @@ class Captured:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a backward pass may still come that reads what the last replay saved."""
+        """True if a backward pass may still come that reads what the last replay saved."""
         turn = None if self._turn is None else self._turn()
         return turn is not None and not turn.is_over
 
     def fits(self, given: Sequence[Tensor]) -> bool:
-        """Whether parameters lie where they were captured, and all is of the dtypes that it was."""
+        """Return whether parameters are at the addresses, and all tensors of the dtypes, that were captured."""
         pairs = zip(self._inputs[self.features :], given[self.features :], strict=True)
         same_places = all(a.data_ptr() == b.data_ptr() for a, b in pairs)
         return same_places and self.dtypes == [x.dtype for x in given]
@@ -188,7 +188,7 @@ class Captured:
         return self._gradients
 
     def take_turn(self) -> Turn:
-        """What holds off other calls as long as it lives and is not over."""
+        """Begin a turn, which holds off other calls as long as it lives and is not over."""
         turn = Turn()
         self._turn = weakref.ref(turn)
         return turn
@@ -199,7 +199,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, captured: Captured, *given: Tensor) -> tuple[Tensor, ...]:
         outputs = tuple(x.clone() for x in captured.forward(given))
         ctx.captured, ctx.turn = captured, captured.take_turn()
-        # Parameters are read where they lie: saved, so that autograd notices if they change before the backward pass.
+        # Parameters are read in place: saved, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(*given[captured.features :], given[0].new_empty(0))
         return outputs
 
@@ -214,7 +214,7 @@ class _Replay(torch.autograd.Function):
 
 
 def _is_let_go(ctx: Any) -> bool:
-    """Whether the backward pass cannot run again: the caller did not ask to retain the graph."""
+    """Return whether the backward pass cannot run again: the caller did not ask to retain the graph."""
     try:
         ctx.saved_tensors  # noqa: B018 - raises where they were let go
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Which runner runs a kernel: a generated one, or plain PyTorch."""
+"""Choice of the runner of a kernel: a generated one, or plain PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _told: set[str] = set()
 
 
 class KernelMaker:
-    """Makes the runners of one kernel: what depends on the program alone once, whatever graphs there are.
+    """Makes the runners of one kernel; what depends on the program alone is made once for all graphs.
 
     Runners are generated on a GPU where they can be, plain PyTorch elsewhere.
 
@@ -30,7 +30,7 @@ class KernelMaker:
     def __init__(
         self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Of a kernel of a schedule.
+        """Prepare a kernel of a schedule.
 
         Args:
             kept: numbers of all values that kernels of the schedule store.

@@ -50,8 +50,8 @@ def compile(
         launch: see :class:`~loadmaster.executor.graph.compiled.module.CompiledLayer`.
 
     Raises:
-        InputError: the layer is unknown, no program, or lacks its width; the graph or the plan is none; the plan is for
-            another layer or graph.
+        InputError: the layer is unknown, not a program, or lacks its width; the graph or the plan is of another type;
+            the plan is for another layer or graph.
     """
     expect_graph(graph)
     if isinstance(layer, str):
@@ -84,7 +84,7 @@ def _planned(plan: GraphPlan, layer: Program, training: bool) -> tuple[Program, 
 
 
 def _unnamed(values: Sequence[Value]) -> list[Value]:
-    """Values whatever they are called; names of what is given are part of it."""
+    """Return values without their names, except for the names of what is given."""
     return [value if value.op in GIVEN else replace(value, name="") for value in values]
 
 

@@ -65,8 +65,7 @@ class Evaluator:
 
 
 def computed(value: Value, given: list[Tensor]) -> Tensor:
-    """What an operator makes of its inputs on the same rows: every operator but ``linear``,
-    aggregates and outers."""
+    """Apply an operator to its inputs on the same rows: any operator but ``linear``, aggregates and outers."""
     if value.op in _OF_TWO:
         a, b = given
         short, long = sorted((a.dim(), b.dim()))

@@ -1,10 +1,10 @@
-"""What the kernels of a compiled layer know of one graph: rows of every space, and which row belongs to which.
+"""Indices of one graph for the kernels of a compiled layer: rows of every space, and which row belongs to which.
 
 All of it is made when a kernel first asks, on the graph's device. Of what the host must know, counts and longest rows,
 as much as can be is taken from the graph's own counts; the rest :meth:`Indices.learn` asks the device for at once.
 
 Edges are kept sorted by relation, then by target, then as they were given; pairs by relation, then by node; nodes by
-type. So the edges of one relation, or of one target and relation, lie side by side. The caller's order is
+type. So the edges of one relation, or of one target and relation, are contiguous. The caller's order is
 :attr:`Indices.edge_order`.
 """
 
@@ -74,7 +74,7 @@ class Indices:
 
     @classmethod
     def of(cls, graph: Graph) -> Indices:
-        """Of a graph or a block; made once for each, and kept as long as it is.
+        """Return the indices of a graph or a block; made once for each, and kept as long as it is.
 
         In a block the nodes are those that edges begin at; :attr:`result_rows` are those that edges end at.
         """
@@ -98,7 +98,7 @@ class Indices:
 
     @classmethod
     def _of_block(cls, block: Block) -> Indices:
-        """Edges of a block lie in the order of rows; so this waits for nothing."""
+        """Make the indices of a block without waiting for the device: its edges are sorted already."""
         schema, device = block.schema, block.device
         index = choose_dtype(None, max(block.num_edges(), schema.source_count))
         target = block.destination.to(index)
@@ -136,7 +136,7 @@ class Indices:
         edge_order: Tensor | None = None,
         relation_ptr: Sequence[int] | None = None,
     ) -> Indices:
-        """Of edges in any order, which are known to name nodes and relations.
+        """Make the indices of edges in any order, which are known to name nodes and relations.
 
         Args:
             source, target, relation: [edges], integers.
@@ -188,13 +188,13 @@ class Indices:
             self._longest.update(zip(some, torch.stack(lengths).tolist(), strict=True))
 
     def rows(self, space: Space) -> int:
-        """How many rows a space has."""
+        """Return the number of rows of a space."""
         if space in self._rows:
             return self._rows[space]
         return self._pairs_of(space).node.numel()
 
     def map(self, fine: Space, coarse: Space) -> Tensor | None:
-        """For each row of ``fine`` the row of ``coarse`` that it belongs to: [rows(fine)]; None: it is the same row.
+        """Return the row of ``coarse`` that each row of ``fine`` belongs to: [rows(fine)]; None: it is the same row.
 
         Raises:
             InputError: rows of ``fine`` have no row of ``coarse``.
@@ -218,7 +218,7 @@ class Indices:
         return found
 
     def segments(self, space: Space, types: Space) -> list[int]:
-        """Where the rows of each row of ``types`` begin among the rows of a space that is sorted by it: [types + 1].
+        """Return where the rows of each row of ``types`` begin in a space that is sorted by it: [types + 1].
 
         Raises:
             InputError: the space is not sorted by it.
@@ -233,9 +233,9 @@ class Indices:
         return self._longest[over, to]
 
     def degree(self, space: Space, dtype: torch.dtype) -> Tensor:
-        """How many edges each row of source, target or target_pair has: [rows(space)].
+        """Return the number of edges of each row of source, target or target_pair: [rows(space)].
 
-        At least 1: no edge sees the degree of a node without edges, and a quotient by 0 would be no number.
+        At least 1: no edge sees the degree of a node without edges, and a quotient by 0 would not be a number.
         """
 
         def counted() -> Tensor:
@@ -309,7 +309,7 @@ class Indices:
         return torch.searchsorted(owner, bounds, out_int32=self._index == torch.int32), order
 
     def _is_sorted(self, over: Space, to: Space) -> bool:
-        """Whether the rows of ``over`` lie by the row of ``to``."""
+        """Return whether the rows of ``over`` are sorted by the row of ``to`` that they belong to."""
         if to == "relation":
             return True
         alone = self.rows("relation") == 1
@@ -317,7 +317,7 @@ class Indices:
 
 
 def _on(device: torch.device, numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Few numbers, on a device, without waiting for what is queued there."""
+    """Copy a few numbers to a device without waiting for what is queued there."""
     return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 

@@ -90,7 +90,7 @@ class CompiledLayer(nn.Module):
             graph: another graph, or a block, with the same relations and types of nodes; None: the layer's own.
 
         Raises:
-            InputError: features are missing, unknown, no tensors, or of other rows, shapes, dtypes or devices than
+            InputError: features are missing, unknown, not tensors, or of other rows, shapes, dtypes or devices than
                 needed.
         """
         given = self._by_name(features, named)
@@ -113,7 +113,7 @@ class CompiledLayer(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to one process: it is made anew when it is needed."""
+        """Return the state without what belongs to one process, which is made again when it is needed."""
         return {**self.__dict__, "_makers": {}, "_runs": None, "_graphs": {self.graph.device: self.graph}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ class CompiledLayer(nn.Module):
             raise InputError(name, tuple(x.shape), problem, f"Give a tensor of shape {expected}.")
 
     def _dtype(self, device: torch.device, given: Mapping[str, Tensor]) -> torch.dtype:
-        """Of the computation: autocast's where it is on, else the one that all have."""
+        """Return the dtype of the computation: autocast's where it is on, else the one that all tensors have."""
         first, *others = given
         for name in others:
             if given[name].device != device:
@@ -205,7 +205,7 @@ class CompiledLayer(nn.Module):
 
 
 def _is_matrix(program: Program, n: int) -> bool:
-    """Whether rows go through a weight, rather than meet it number by number."""
+    """Return whether rows are multiplied by a weight as by a matrix, rather than number by number."""
     readers = [program.values[r] for r in program.readers[n]]
     return any(reader.op == "linear" and reader.inputs[1] == n for reader in readers)
 

@@ -40,7 +40,7 @@ class Pairing:
 
     Attributes:
         node, relation: [edges], of each edge.
-        order: [edges], edges by pair; None: they lie so.
+        order: [edges], edges by pair; None: they are in that order.
         pair: [edges], the pair of each edge in that order.
         relation_ptr: [relations + 1], where the pairs of each relation begin; the last one is the number of pairs.
     """
@@ -53,12 +53,12 @@ class Pairing:
 
     @classmethod
     def of(cls, node: Tensor, relation: Tensor, relation_ptr: Tensor, node_count: int, *, is_sorted: bool) -> Pairing:
-        """Of edges that lie by relation; does not wait for the device.
+        """Pair the edges, which are sorted by relation, without waiting for the device.
 
         Args:
             node, relation: [edges], of one dtype.
             relation_ptr: [relations + 1], where the edges of each relation begin.
-            is_sorted: whether those of one relation lie by node.
+            is_sorted: whether the edges of one relation are sorted by node.
         """
         edges, relations, index = node.numel(), relation_ptr.numel() - 1, node.dtype
         order = None
@@ -75,7 +75,7 @@ class Pairing:
         return cls(node, relation, order, so_far - 1, before)
 
     def counted(self, relation_list: list[int]) -> Pairs:
-        """The pairs.
+        """Return the pairs, of which the host knows the number.
 
         Args:
             relation_list: ``relation_ptr``, on the host.

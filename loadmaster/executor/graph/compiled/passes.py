@@ -1,4 +1,4 @@
-"""What runs of a schedule, and what lives how long, when only some results are asked for.
+"""The part of a schedule that runs, and how long each value lives, when only some results are asked for.
 
 A schedule makes every gradient. A step that trains weights alone asks for fewer, a step without gradients for none:
 kernels, and stored values, that nothing asked for reads are left out.
@@ -49,7 +49,7 @@ class Passes:
 
 
 def passes(program: Program, schedule: Schedule, wanted: Collection[int]) -> Passes:
-    """What runs for the program's outputs and the gradients of ``wanted``.
+    """Choose the kernels that run for the program's outputs and the gradients of ``wanted``.
 
     Args:
         wanted: numbers of features and parameters.

@@ -33,7 +33,7 @@ class ReferenceRunner:
         self._chunk_rows = max(1, CHUNK_NUMBERS // widest)
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
-        """What the kernel stores, in order."""
+        """Run the kernel; return what it stores, in order."""
         made = dict(held)
         evaluator = Evaluator(self.program, self.indices, made)
         for n in sorted(self.kernel.stores):
@@ -54,12 +54,12 @@ class ReferenceRunner:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _chunks(self, space: Space, start: int, end: int) -> Iterator[Rows]:
-        """Of these rows; at least one, if need be without rows."""
+        """Yield chunks of the rows from start to end; at least one, if need be without rows."""
         for lo in range(start, max(end, start + 1), self._chunk_rows):
             yield Rows(space, slice(lo, min(lo + self._chunk_rows, end)))
 
     def _segments(self, space: Space, types: Space) -> Iterator[tuple[int, Rows]]:
-        """Chunks of rows of one type, with the type."""
+        """Yield chunks of rows of one type, with the type."""
         ptr = self.indices.segments(space, types)
         for which, (start, end) in enumerate(pairwise(ptr)):
             if start < end:
@@ -114,7 +114,7 @@ def _reduced(reduce: str, chunks: Callable[[], Iterator[tuple[Tensor, Tensor]]],
     """Rows put together by the row that each belongs to: [count, *shape]; zeros where there are none.
 
     Args:
-        chunks: gives the rows anew each time: (values [n, *shape], row of each [n]).
+        chunks: gives the rows again each time: (values [n, *shape], row of each [n]).
     """
     if reduce in ("sum", "mean"):
         return _summed(chunks, count, reduce == "mean")
@@ -154,7 +154,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _alike(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the wider dtype of the two."""
+    """Bring rows and a weight to the wider dtype of the two."""
     dtype = torch.promote_types(x.dtype, weight.dtype)
     return x.to(dtype), weight.to(dtype)
 
@@ -174,7 +174,7 @@ def _outer_sum(x: Tensor, y: Tensor, shared: bool) -> Tensor:
 
 
 def _outer_by_row(x: Tensor, y: Tensor, shared: bool) -> Tensor:
-    """As :func:`_outer_sum`, for each row by itself."""
+    """The products of each row's numbers, row by row; ``shared``: summed over heads."""
     if x.dim() == 2:
         return torch.einsum("nk,nm->nkm" if y.dim() == 2 else "nk,nhm->nhkm", x, y)
     return torch.einsum("nhk,nhm->nkm" if shared else "nhk,nhm->nhkm", x, y)

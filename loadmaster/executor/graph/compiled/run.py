@@ -21,7 +21,7 @@ _PAIRS: tuple[Space, ...] = ("source_pair", "target_pair")
 
 
 class Makers:
-    """What both passes of a layer need whatever graph they run on: made once, for a device and a dtype.
+    """The makers of both passes' kernels, for a device and a dtype; made once for all graphs.
 
     Attributes:
         passes: what runs.

@@ -1,4 +1,4 @@
-"""What runs one kernel of a schedule: the contract that generated kernels and plain PyTorch share.
+"""The contract of runners, which run one kernel of a schedule: generated kernels and plain PyTorch share it.
 
 A runner is made for one kernel, one graph and one dtype. It takes the values that are *held*, by their number in the
 program: those that are given (features, parameters, degrees, gradients) and those that kernels before stored. Views are
@@ -31,7 +31,7 @@ class KernelRunner(Protocol):
     """Runs one kernel on one graph."""
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
-        """What the kernel stores, in order, of what it reads (:func:`reads`)."""
+        """Run the kernel on what it reads (:func:`reads`); return what it stores, in order."""
         ...
 
 
@@ -49,9 +49,9 @@ def reads(program: Program, kernel: Kernel, kept: Collection[int]) -> tuple[int,
 
 
 def stored_dtype(program: Program, n: int, dtype: torch.dtype) -> torch.dtype:
-    """Of a value that a kernel stores, where features and weights are of ``dtype``.
+    """Return the dtype of a value that a kernel stores, where features and weights are of ``dtype``.
 
-    Of 16-bit layers float32 is kept for what the backward pass compares with (max, min), for the logarithm of sums, of
+    In 16-bit layers float32 is kept for what the backward pass compares with (max, min), for the logarithm of sums, of
     which an exponential is taken, and for sums of rows into weights, where the terms are many.
     """
     if dtype.itemsize > 2:

@@ -70,7 +70,7 @@ def backward_pass(
 
 
 def _taken(run: Run, n: int, x: Tensor) -> Tensor:
-    """What is given, as runners take it."""
+    """Bring a feature or parameter to the dtype, order and shape that runners take."""
     x = x.to(run.dtype)
     space = run.program.types[n].space
     if space == "edge":
@@ -87,13 +87,13 @@ def _given_back(run: Run, n: int, gradient: Tensor) -> Tensor:
 
 
 def _returned(run: Run, output: Tensor) -> Tensor:
-    """An output in the rows that the caller asked for; no view of what is saved, as far as autograd sees."""
+    """An output in the rows that the caller asked for; for autograd it is not a view of what is saved."""
     rows = run.indices.result_rows
     return (output if rows is None else output.index_select(0, rows)).to(run.dtype).detach()
 
 
 def _received(run: Run, upstream: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The gradients of the outputs by number, of an output that is returned twice their sum."""
+    """The gradients of the outputs by number; their sum for an output that is returned twice."""
     rows = run.indices.result_rows
     sums: dict[int, Tensor] = {}
     for output, gradient in zip(run.program.outputs, upstream, strict=True):

@@ -1,6 +1,6 @@
 """Trying a plan against its closest rivals on the device: what runs is what was fastest there.
 
-Plans are made from estimates. Schedules whose estimates lie close together are told apart by running them, and so is
+Plans are made from estimates. Schedules whose estimates are close together are told apart by running them, and so is
 the schedule that would run without a plan: with one, nothing gets slower.
 """
 
@@ -64,7 +64,7 @@ def tune(
             module = make().to(features[0].device, features[0].dtype)
             us = step_us(module, features)
         except torch.OutOfMemoryError:
-            continue  # estimated to fit, and does not beside what else is there
+            continue  # estimated to fit, and does not with what else is in memory
         planned_us = us if at == 0 else planned_us
         if us < best_us:
             best, best_us = module, us

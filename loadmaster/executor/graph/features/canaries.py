@@ -1,9 +1,9 @@
-"""Whether a device reads host memory right, and faster than the processor gathers: tried before it is relied on.
+"""Trials of a device's reads of host memory: whether they are right, and faster than the processor gathers.
 
 Some drivers and machines (confidential computing among them) let a kernel read host memory and give it something else.
 So the first table for a device is preceded by one whose contents are known, and of every table some rows are read both
 ways. Where they differ, and where the kernel is slower on the table itself, rows are gathered by the processor into
-pinned memory and copied: what was there before. The log says so.
+pinned memory and copied. The log says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CLEARLY = 1.05
 
 @cache
 def has_triton() -> bool:
-    """Whether the gather kernel can be built."""
+    """Return whether Triton is installed, which builds the gather kernel."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -70,7 +70,7 @@ def by_processor(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
 
 
 def reads_in_place(table: Tensor, device: torch.device) -> bool:
-    """Whether rows of this table are gathered by the kernel on this device; the log says why not.
+    """Return whether rows of this table are gathered by the kernel on this device; the log says why not.
 
     Args:
         table: [rows, ...] in host memory that the device reads.
@@ -87,7 +87,7 @@ def reads_in_place(table: Tensor, device: torch.device) -> bool:
 
 
 def differing_rows(table: Tensor, device: torch.device, gather: Callable[[Tensor, Tensor], Tensor]) -> int:
-    """How many of some rows, spread over a table, arrive on a device other than they are."""
+    """Return how many of some rows, spread over a table, arrive on a device other than they are."""
     count = min(_CANARIES, table.shape[0])
     index = torch.linspace(0, table.shape[0] - 1, count, dtype=torch.float64).long()
     there, here = (_bits(t) for t in (gather(table, index.to(device)).cpu(), table[index]))
@@ -95,7 +95,7 @@ def differing_rows(table: Tensor, device: torch.device, gather: Callable[[Tensor
 
 
 def slower_than_processor(seconds: Callable[[Callable[[], Tensor]], float], ways: list[Callable[[], Tensor]]) -> str:
-    """Why the second of two ways should be taken, or nothing.
+    """The reason to take the second of two ways; empty without one.
 
     Args:
         seconds: that a call takes.
@@ -111,20 +111,20 @@ def slower_than_processor(seconds: Callable[[Callable[[], Tensor]], float], ways
 
 
 def canary_table(device: torch.device) -> Tensor:
-    """int32 [257, 129] that no broken read gives by chance, where tables lie."""
+    """Make a table of known contents in host memory: int32 [257, 129], which no broken read gives by chance."""
     table = host_empty(_CANARY_SHAPE, torch.int32, device)
     return table.random_(1, 2**31 - 1, generator=torch.Generator().manual_seed(0))
 
 
 @cache
 def _broken(device: torch.device) -> str:
-    """Why no table can be read in place by this device, or nothing."""
+    """The reason why this device cannot read tables in place; empty without one."""
     if not has_triton():
         return "Triton is not installed"
     try:
         wrong = differing_rows(canary_table(device), device, by_kernel)
     except (RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
-        # No compiler, no driver that maps host memory: a table is still to be had.
+        # No compiler, no driver that maps host memory: the processor still gathers.
         return f"the kernel did not run: {error}"
     return f"{wrong} of {_CANARIES} rows with known contents arrived as something else" if wrong else ""
 
@@ -155,5 +155,5 @@ def _seconds(way: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def _bits(rows: Tensor) -> Tensor:
-    """uint8 [rows, bytes]: a NaN is not what it is otherwise."""
+    """Bytes of rows, as uint8 [rows, bytes]: a NaN does not equal itself."""
     return rows.contiguous().view(rows.shape[0], -1).view(torch.uint8)

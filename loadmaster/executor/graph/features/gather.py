@@ -1,6 +1,6 @@
-"""Operators that gather rows of host tables for a device: what unified tensors and hot rows are read with.
+"""Operators that gather rows of host tables for a device; they read unified tensors and hot rows.
 
-They are operators of PyTorch, so that dispatch modes and compilers see one call. The result lies where the index lies.
+They are operators of PyTorch, so that dispatch modes and compilers see one call. The result is on the index's device.
 On the host they are PyTorch's own indexing.
 """
 
@@ -18,7 +18,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def _gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
-    """Rows of a table in host memory, where the index lies.
+    """Gather rows of a table in host memory, to the device of the index.
 
     Args:
         table: [rows, ...], in memory that the CUDA device reads where the index is on one; each row contiguous.
@@ -30,8 +30,8 @@ def _gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
         [n, ...], of the table's dtype.
 
     Raises:
-        InputError: a table that the device cannot read, an index that is none, or a row out of range where the
-            processor gathers.
+        InputError: a table that the device cannot read, an index that does not name rows, or a row out of range where
+            the processor gathers.
     """
     expect_gather(table, index)
     if not index.is_cuda:
@@ -52,13 +52,13 @@ def _fake_gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Te
 def _gather_hot_rows(
     table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
 ) -> Tensor:
-    """As :func:`gather_rows`, with some rows kept on the device: one kernel reads both.
+    """Gather rows of a table in host memory of which some are kept on the index's device: one kernel reads both.
 
     Args:
-        table, index, in_place: as there.
+        table, index, in_place: as for :func:`gather_rows`.
         rows: [hot, ...] on the device of the index.
-        slots: int32 [rows of the table], there: where in ``rows`` a row is, or -1.
-        counts: int64 [2], there: how many rows were found in ``rows``, and how many were read, are added.
+        slots: int32 [rows of the table] on that device: where in ``rows`` a row is, or -1.
+        counts: int64 [2] on that device: how many rows were found in ``rows``, and how many were read, are added.
 
     Returns:
         [n, ...], of the table's dtype.
@@ -101,10 +101,10 @@ gather_hot_rows = operator(
 
 
 def expect_gather(table: Tensor, index: Tensor) -> None:
-    """Refuse what names no rows of a table.
+    """Refuse an index that does not name rows, and a table without rows to gather.
 
     Raises:
-        InputError: a table without rows to name, rows that are not contiguous, or an index that is none.
+        InputError: the index has another dtype or shape, or the table has no dimension or rows that are not contiguous.
     """
     if index.dtype not in INDEX_DTYPES or index.dim() != 1:
         raise InputError(
@@ -123,9 +123,9 @@ def expect_gather(table: Tensor, index: Tensor) -> None:
 
 
 def rows_are_contiguous(table: Tensor) -> bool:
-    """Whether each row lies in one piece as it is read, however far the next one is."""
+    """Return whether each row is contiguous in memory as it is read, however far the next one is."""
     if table.is_conj() or table.is_neg():
-        return False  # what lies there is another number
+        return False  # what is stored is another number
     expected = 1
     for size, stride in zip(reversed(table.shape[1:]), reversed(table.stride()[1:]), strict=True):
         if size != 1 and stride != expected:
@@ -161,7 +161,7 @@ def expect_nodes(name: str, nodes: Tensor, node_count: int) -> None:
         node_count: nodes of the graph.
 
     Raises:
-        InputError: another dtype, or ids that are none of the graph's.
+        InputError: another dtype, or ids that the graph does not have.
     """
     if nodes.dtype not in INDEX_DTYPES:
         raise InputError(name, str(nodes.dtype), "does not name nodes", "Give int64 or int32.")

@@ -7,7 +7,7 @@ for once, as with the circular shift of PyTorch-Direct ([Wu24], section 4.4.5), 
 shifted lanes wrap. Rows of at most a line, and rows that start with a line, are not shifted.
 
 Rows are copied as words of at most 8 bytes, whatever their dtype. A program takes several rows, and few programs go
-through all of them: the link is full long before the device is, and what trains beside it needs the rest.
+through all of them: the link is full long before the device is, and the training at the same time needs the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 @dataclass(frozen=True)
 class Launch:
-    """How much a launch keeps under way.
+    """Sizes that say how much a launch keeps under way.
 
     Attributes:
         tile_bytes: that a program asks for before it waits.
@@ -113,16 +113,16 @@ def gather(table: Tensor, index: Tensor, result: Tensor, launch: Launch | None =
         index: int32 or int64 [n], contiguous, on the device. Rows count from the end below zero; a row that the table
             does not have gives zeros.
         result: [n, ...] on the device, contiguous.
-        launch: other than for its row length.
+        launch: None: the default sizes.
     """
     _run(table, None, None, None, index, result, launch)
 
 
 def gather_hot(table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, result: Tensor) -> None:
-    """As :func:`gather`, with rows that the device has read there.
+    """Copy rows of a table to a result; rows that the device keeps are read there.
 
     Args:
-        table, index, result: as there.
+        table, index, result: as for :func:`gather`.
         rows: [hot, ...] on the device, contiguous.
         slots: int32 [rows of the table] on the device: where in ``rows`` a row is, or -1.
         counts: int64 [2] on the device: rows found there, and rows read, are added.
@@ -149,7 +149,7 @@ def _run(
     shifted = width_bytes > LINE_BYTES and any(step % LINE_BYTES for step in steps)
     line = LINE_BYTES // word_bytes if shifted else 1
     how = launch or Launch()
-    # A row reaches over its length and what lies before it in its first line.
+    # A row takes its length and what is before it in its first line.
     columns = min(triton.next_power_of_2(words + line - 1), how.columns_bytes // word_bytes)
     row_tile = max(1, how.tile_bytes // (columns * word_bytes))
     column_tiles = triton.cdiv(words + line - 1, columns)

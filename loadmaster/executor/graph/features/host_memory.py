@@ -1,6 +1,6 @@
-"""Host memory that GPUs read in place: of CUDA's, or a file's where the system mapped it.
+"""Host memory that GPUs read in place: allocated for CUDA, or a file's where the system mapped it.
 
-A table lies in managed memory, which a GPU reads in large pages. Where there is none it is page-locked: memory from the
+A table is in managed memory, which a GPU reads in large pages. Where there is none it is page-locked: memory from the
 system, registered with CUDA. So is a file. (PyTorch rounds what it pins up to a power of two, which for a table of
 features is up to twice its size.) Memory stays until the last tensor on it is gone and the device has read it.
 """
@@ -83,7 +83,7 @@ def expect_readable(table: Tensor, device: torch.device) -> None:
     """Refuse host memory that a device cannot read in place.
 
     Raises:
-        InputError: the tensor lies in ordinary memory, and the device is a CUDA device.
+        InputError: the tensor is in ordinary memory, and the device is a CUDA device.
     """
     if device.type == "cuda" and table.numel() and not is_mapped(table.data_ptr()):
         raise InputError(
@@ -95,7 +95,7 @@ def expect_readable(table: Tensor, device: torch.device) -> None:
 
 
 def _locked(size_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [size_bytes] from the system, registered with CUDA."""
+    """Page-locked memory from the system, registered with CUDA: uint8 [size_bytes]."""
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
@@ -108,7 +108,7 @@ def _locked(size_bytes: int, device: torch.device) -> Tensor:
 
 
 def _tensor_on(owner: object, address: int, size_bytes: int, give_back: Callable[[], None] | None) -> Tensor:
-    """uint8 [size_bytes] on memory that its owner keeps until the tensor dies and what is to be done then is done."""
+    """Tensor on memory that its owner keeps until the tensor dies and ``give_back`` has run: uint8 [size_bytes]."""
     block = (ctypes.c_char * size_bytes).from_address(address)
     weakref.finalize(block, _let_go, owner, give_back).atexit = False  # a process that ends frees all
     return torch.frombuffer(block, dtype=torch.uint8)
@@ -125,7 +125,7 @@ def _unregister(address: int, device: torch.device) -> None:
 
 
 def _register(address: int, size_bytes: int, device: torch.device, flags: int) -> str:
-    """Register memory with CUDA; why it failed, or nothing."""
+    """Register memory with CUDA; return why it failed, or an empty string."""
     with torch.cuda.device(device):
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         status = cudart.cudaHostRegister(address, size_bytes, flags)
@@ -137,7 +137,7 @@ def _register(address: int, size_bytes: int, device: torch.device, flags: int) -
 
 
 def _take_last_error(device: torch.device) -> None:
-    """CUDA reports an error once more, to whoever launches next: be that one."""
+    """Launch something, to which CUDA reports its last error once more, so that no other launch gets it."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 

@@ -30,7 +30,7 @@ class HotRows:
         hot: int [rows], which rows are kept, each one time: :func:`hottest` finds them.
 
     Raises:
-        InputError: no unified tensor, a table whose rows do not lie in one piece, rows that it does not have, or one
+        InputError: not a unified tensor, a table whose rows are not contiguous, rows that it does not have, or one
             named twice.
     """
 
@@ -57,7 +57,7 @@ class HotRows:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the table."""
+        """Shape of the whole table."""
         return self.table.shape
 
     @property
@@ -90,5 +90,5 @@ class HotRows:
         return hits / reads if reads else 0.0
 
     def forget_reads(self) -> None:
-        """Count from here."""
+        """Count reads for :meth:`hit_rate` from here on."""
         self._counts.zero_()

@@ -1,4 +1,4 @@
-"""Which rows are read most, so that they may be kept on the GPU: by degree, by sampling, by reverse PageRank.
+"""Estimates of the rows read most, which may be kept on the GPU: by degree, by sampling, by reverse PageRank.
 
 A node's row is read when a sampled neighbourhood reaches the node, against the direction of its edges. So what counts
 is how many edges leave it, how often samples of the first epochs had it, or how likely a walk back from the seeds ends
@@ -40,7 +40,7 @@ def out_degrees(source: Tensor, node_count: int) -> Tensor:
 def sampled_frequency(
     sample: Callable[[Tensor], tuple[Any, Tensor]], seeds: Iterable[Tensor], node_count: int
 ) -> Tensor:
-    """How often each node's row is read for some batches of seeds.
+    """Count how often each node's row is read for some batches of seeds.
 
     Args:
         sample: the sampler that training uses: seeds -> (blocks, nodes whose rows are read).
@@ -71,9 +71,9 @@ def reverse_pagerank(
     damping: float = 0.85,
     tolerance: float = 1e-9,
 ) -> Tensor:
-    """How likely a walk back along edges is at each node.
+    """Probability that a walk back along edges is at each node.
 
-    The walk begins at a seed, goes to a random in-neighbour with probability ``damping``, begins anew otherwise, and
+    The walk begins at a seed, goes to a random in-neighbour with probability ``damping``, and begins again otherwise or
     where there is no in-neighbour.
 
     Args:
@@ -140,7 +140,7 @@ def hottest(scores: Tensor, rows: int) -> Tensor:
 
 
 def rows_within(budget_bytes: int, table: Tensor) -> int:
-    """How many rows of a table fit into a budget on the GPU, beside the map that says which they are.
+    """Number of a table's rows that fit into a budget on the GPU, together with the map that says which they are.
 
     Args:
         budget_bytes: for both.
@@ -160,7 +160,7 @@ def predicted_hit_rate(frequency: Tensor, hot: Tensor) -> float:
         hot: int [rows], which rows are there.
 
     Raises:
-        InputError: rows that the frequency is not of.
+        InputError: rows that ``frequency`` does not have.
     """
     expect_nodes("hot", hot, frequency.shape[0])
     frequency = frequency.cpu().double()

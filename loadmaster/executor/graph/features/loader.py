@@ -31,7 +31,7 @@ Nodes = Tensor | Mapping[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """What one step needs.
+    """Mini-batch that one training step takes.
 
     Attributes:
         seeds: int [batch], nodes that the step computes something for.
@@ -72,8 +72,8 @@ class FeatureLoader:
         node_count: nodes of the graph, which features and labels must have rows for.
 
     Raises:
-        InputError: seeds that are none, features or labels with other rows than the graph has nodes, or numbers below
-            one.
+        InputError: seeds that do not name nodes, features or labels with other rows than the graph has nodes, or
+            numbers below one.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FeatureLoader:
         self._lanes = _lanes([*of_features, seeds, *([] if labels is None else [labels])])
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         count = self.seeds.numel()
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 

@@ -1,4 +1,4 @@
-"""Makes unified tensors: from a tensor, without contents, from a file of features where it lies."""
+"""Makes unified tensors: from a tensor, without contents, from a file of features in place."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _reader(device: torch.device | str | None) -> torch.device:
 def _numpy_layout(
     path: Path, shape: Sequence[int] | None, dtype: torch.dtype | None
 ) -> tuple[int, Sequence[int], torch.dtype]:
-    """Where the elements of numpy's file begin, their shape and dtype; what was given must agree."""
+    """Read where the elements of numpy's file begin, their shape and dtype; what was given must agree."""
     try:
         array = np.load(path, mmap_mode="r")
         found = torch.from_numpy(np.empty(0, array.dtype)).dtype

@@ -1,6 +1,6 @@
 """Host memory that a GPU maps in large pages: CUDA's managed memory, told to stay on the host.
 
-Memory that is pinned is mapped in pages of 4 KiB, however it lies, and a GPU that reads rows anywhere in a large table
+Memory that is pinned is mapped in pages of 4 KiB, wherever it is, and a GPU that reads rows anywhere in a large table
 looks up a page for nearly every row. Managed memory moves to whoever reads it, unless it is told where to stay and who
 reads it from there. PyTorch makes none, so CUDA's driver is called here.
 """
@@ -23,7 +23,7 @@ _DEVICE_POINTER = 3
 
 
 def managed(size_bytes: int, device: torch.device) -> tuple[int, str]:
-    """Memory on the host for a device to read.
+    """Allocate memory on the host for a device to read.
 
     Args:
         size_bytes: at least one; whole pages are taken.
@@ -61,7 +61,7 @@ def free(address: int, device: torch.device) -> None:
 
 
 def is_mapped(address: int) -> bool:
-    """Whether a CUDA device may read at an address of the host."""
+    """Return whether a CUDA device may read at an address of the host."""
     there = ctypes.c_uint64()
     try:
         return not _failure("cuPointerGetAttribute", ctypes.byref(there), _DEVICE_POINTER, ctypes.c_uint64(address))
@@ -70,7 +70,7 @@ def is_mapped(address: int) -> bool:
 
 
 def _failure(call: str, *args: Any) -> str:
-    """What went wrong in a call of the driver, or nothing."""
+    """Call the driver; return what went wrong, or an empty string."""
     status = getattr(_driver(), call)(*args)
     if not status:
         return ""

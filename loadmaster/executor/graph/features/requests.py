@@ -1,4 +1,4 @@
-"""How many 128-byte lines a GPU asks the host for when it gathers rows: what alignment saves.
+"""Counts of the 128-byte lines that a GPU asks the host for when it gathers rows, and what alignment saves.
 
 A warp asks once for every line that its lanes touch. Where each lane takes one element of the result in order, warps
 begin anywhere in a row, and a line that two warps touch is asked for twice. Where a row is read from the line that it
@@ -24,7 +24,7 @@ def line_requests(
     line_elements: int = 32,
     warp_lanes: int = WARP_LANES,
 ) -> int:
-    """Requests for all rows.
+    """Count the requests for lines of all rows that are gathered.
 
     Args:
         index: int [rows], which rows of a table whose first row begins with a line.

@@ -1,4 +1,4 @@
-"""Which operators read rows of a table, and which rows: the calls that a device can gather from host memory.
+"""Operators that read rows of a table, and which rows: the calls that a device can gather from host memory.
 
 Each is brought to one form, rows of a table by a list of rows, and the shape that the result has. What has no such form
 (an index behind a slice, a table whose rows are not in one piece) is left to PyTorch on the host.
@@ -37,7 +37,7 @@ OPERATORS = frozenset({_aten.index.Tensor, _aten.index_select.default, _aten.emb
 
 
 def row_read(func: Any, args: Sequence[Any]) -> RowRead | None:
-    """What one of :data:`OPERATORS` reads, or None where it is not in rows.
+    """The rows that one of :data:`OPERATORS` reads, or None where it does not read rows.
 
     Args:
         func: the operator.
@@ -60,7 +60,7 @@ def _of_rows(table: Tensor, index: Tensor) -> RowRead | None:
 
 
 def _by_indices(table: Tensor, indices: Sequence[Tensor | None]) -> RowRead | None:
-    """``table[a]``, ``table[mask]`` and ``table[a, b, ...]`` with an index for each of the first dimensions."""
+    """Rows of ``table[a]``, ``table[mask]`` and ``table[a, b, ...]``, an index for each of the first dimensions."""
     given: list[Tensor] = []
     for index in indices:
         if index is not None and index.dtype == torch.bool:
@@ -89,7 +89,7 @@ def _by_indices(table: Tensor, indices: Sequence[Tensor | None]) -> RowRead | No
 
 
 def _by_elements(table: Tensor, dim: int, index: Tensor) -> RowRead | None:
-    """``torch.gather``: every element by its own place."""
+    """Rows of ``torch.gather``: every element is a row of its own."""
     if index.dtype not in INDEX_DTYPES or not table.is_contiguous() or not table.dim() or index.dim() != table.dim():
         return None
     dim %= table.dim()

@@ -1,9 +1,9 @@
-"""Where an operator on unified tensors computes, and where its result lies: the rules of placement.
+"""Rules of placement: where an operator on unified tensors computes, and where its result is.
 
 After PyTorch-Direct ([Wu24], section 4.4.3): the affinity of the unified operands decides, unless other
 operands leave no choice. A GPU cannot read ordinary host memory, a processor cannot read a GPU's.
 
-| affinity of the unified operands | CUDA tensors | CPU tensors that are no scalars | computes on | result |
+| affinity of the unified operands | CUDA tensors | CPU tensors that are not scalars | computes on | result |
 | --- | --- | --- | --- | --- |
 | any | one or more | none | GPU | CUDA tensor |
 | any | one or more | one or more | refused, as PyTorch refuses it | |
@@ -29,7 +29,7 @@ Affinity = Literal["gpu", "host"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Of one operator.
+    """Placement of one operator and its result.
 
     Attributes:
         computes_on: "gpu" or "host".
@@ -43,13 +43,13 @@ class Placement:
 
 
 def expect_affinity(affinity: str) -> None:
-    """Raises InputError unless it is "gpu" or "host"."""
+    """Raise InputError unless the affinity is "gpu" or "host"."""
     if affinity not in ("gpu", "host"):
         raise InputError("affinity", affinity, "is no affinity", 'Say "gpu" or "host".')
 
 
 def placement(affinities: Sequence[Affinity], cuda_tensors: int, cpu_tensors: int) -> Placement:
-    """The table of this module.
+    """Place an operator by the table of this module.
 
     Args:
         affinities: of the unified operands, at least one.
@@ -57,7 +57,7 @@ def placement(affinities: Sequence[Affinity], cuda_tensors: int, cpu_tensors: in
         cpu_tensors: how many are ordinary host tensors with at least one dimension.
 
     Raises:
-        InputError: operands in ordinary host memory beside CUDA tensors.
+        InputError: operands in ordinary host memory together with CUDA tensors.
     """
     affinity: Affinity = "gpu" if "gpu" in affinities else "host"
     if cuda_tensors and cpu_tensors:

@@ -1,9 +1,9 @@
 """A tensor in host memory that GPU kernels read in place: PyTorch-Direct's unified tensor, on today's PyTorch.
 
 It is an ordinary host tensor to whoever asks (``device`` is "cpu"). Operators that read rows of it (an index,
-``index_select``, ``embedding``, ``gather``) run as a kernel that fetches the rows over the link; where any other
-operator computes is what :mod:`loadmaster.executor.graph.features.rules` says, by the schema of the operator: views
-stay views, what writes to the tensor runs on the host.
+``index_select``, ``embedding``, ``gather``) run as a kernel that fetches the rows over the link. Any other operator
+computes where :mod:`loadmaster.executor.graph.features.rules` says, by its schema: views stay views, what writes to the
+tensor runs on the host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnifiedTensor(Tensor):
     Attributes:
         cpu_view: the same memory as an ordinary host tensor.
         affinity: "gpu" or "host".
-        result_device: where results of operators lie that compute on the GPU, unless other operands are elsewhere. The
+        result_device: where results of operators that compute on the GPU are, unless other operands are elsewhere. The
             host where there is no GPU.
         debug: whether every index is held against the number of rows, which makes the host wait for the GPU.
         writable: False for the memory of a file.
@@ -67,7 +67,7 @@ class UnifiedTensor(Tensor):
 
     @property
     def in_place(self) -> bool:
-        """Whether the GPU reads rows itself; False where it was found not to read them right, or to be slower.
+        """True if the GPU reads rows itself; False where it was found not to read them right, or to be slower.
 
         It is found out when a table is made, and once more for each other length of row that its views are read by,
         of small views and of those that are large enough to be timed.
@@ -105,7 +105,7 @@ class UnifiedTensor(Tensor):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd follows it: only where it is the result of an operator that it follows."""
+        """True if autograd follows the tensor: only where it is the result of an operator that autograd follows."""
         return bool(Tensor.requires_grad.__get__(self))  # type: ignore[attr-defined]
 
     @requires_grad.setter
@@ -113,7 +113,7 @@ class UnifiedTensor(Tensor):
         self.requires_grad_(requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> UnifiedTensor:
-        """Raises InputError for True: gradients of features in host memory are not computed."""
+        """Raise InputError for True: gradients of features in host memory are not computed."""
         if requires_grad:
             raise no_gradient(self)
         return self
@@ -125,7 +125,7 @@ class UnifiedTensor(Tensor):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UnifiedTensor:
-        """As unified, in memory of its own."""
+        """Copy the tensor into unified memory of its own, which is writable."""
         host = host_empty(self.shape, self.dtype, self.result_device).copy_(self.cpu_view)
         made = self._like(host)
         made.writable = True
@@ -133,7 +133,7 @@ class UnifiedTensor(Tensor):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved, and sent to other processes, as the ordinary tensor that it is there."""
+        """Pickle the tensor as an ordinary host tensor, in files and for other processes."""
         return self.cpu_view.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -146,7 +146,7 @@ class UnifiedTensor(Tensor):
         return _run(func, args, kwargs)
 
     def _like(self, host: Tensor, affinity: Affinity | None = None) -> UnifiedTensor:
-        """Another tensor with what this one is told, and what was found out about either."""
+        """Make a unified tensor with the attributes of this one; both share what trials found."""
         made = UnifiedTensor(
             host,
             affinity=self.affinity if affinity is None else affinity,
@@ -159,13 +159,13 @@ class UnifiedTensor(Tensor):
 
 
 def is_read_in_place(host: Tensor, device: torch.device) -> bool:
-    """Whether rows of host memory are read by the device itself, if they lie as its kernel needs them."""
+    """Return whether the device reads rows of host memory itself; True where its kernel does not apply."""
     fits = device.type == "cuda" and host.dim() > 0 and rows_are_contiguous(host)
     return reads_in_place(host, device) if fits else True
 
 
 def _tried_as(host: Tensor) -> tuple[int, bool]:
-    """What a trial depends on: bytes of a row, and whether there are enough rows to time them."""
+    """Key of a trial: bytes of a row, and whether there are enough rows to time them."""
     return host.shape[1:].numel() * host.element_size(), host.numel() * host.element_size() >= TRIED_FROM_BYTES
 
 
@@ -180,7 +180,7 @@ def no_gradient(tensor: Tensor) -> InputError:
 
 
 def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """An operator that reads rows of a unified tensor."""
+    """Run an operator that reads rows of a unified tensor."""
     table: UnifiedTensor = args[0]
     # Loops and not tree_map, which takes as long as all the rest: a GPU that waits for its next batch waits for this.
     plain = [[_plain(t) for t in a] if isinstance(a, (list, tuple)) else _plain(a) for a in args]
@@ -196,7 +196,7 @@ def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Any other operator, by the rules."""
+    """Run any other operator, by the rules of placement."""
     schema = func._schema
     operands = [t for t in tree_flatten((list(args), kwargs))[0] if isinstance(t, Tensor)]
     tables = [t for t in operands if isinstance(t, UnifiedTensor)]
@@ -254,7 +254,7 @@ def _expect_writable(written: Sequence[Tensor]) -> None:
 
 
 def _unified(value: Any, like: UnifiedTensor, affinity: Affinity) -> Any:
-    """A result on the host as a unified tensor; a scalar or what is no tensor as it is."""
+    """Make a result on the host a unified tensor; return scalars and values of other types as they are."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
     if like.result_device.type == "cuda":

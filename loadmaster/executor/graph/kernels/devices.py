@@ -1,4 +1,4 @@
-"""Which devices run the Triton kernels; the others run the same operators in plain PyTorch."""
+"""Devices that run the Triton kernels; the others run the same operators in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def _triton_is_installed() -> bool:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """CUDA devices, where Triton is installed."""
+    """Return whether a device runs the Triton kernels: CUDA devices, where Triton is installed."""
     return device.type == "cuda" and _triton_is_installed()

@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
     reverse_counts: Sequence[int]
 
     def reversed(self) -> Matrix:
-        """With neighbours and rows exchanged."""
+        """The matrix with neighbours and rows exchanged."""
         return Matrix(*self[4:8], *self[:4], self.destination, self.source, self.reverse_counts, self.counts)
 
 
@@ -47,7 +47,7 @@ def spmm(
     inner: int,
     winner: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`loadmaster.executor.graph.kernels.spmm.spmm_op` on a matrix."""
+    """Run g-SpMM on a matrix: :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`."""
     both: tuple[Tensor, Tensor] = spmm_op(left, right, winner, *matrix, encode(Work(message, reduce, outer, inner)))
     return both
 
@@ -62,7 +62,7 @@ def sddmm(
     summed: bool,
     winner: Tensor | None = None,
 ) -> Tensor:
-    """:func:`loadmaster.executor.graph.kernels.sddmm.sddmm_op` on a matrix."""
+    """Run g-SDDMM on a matrix: :func:`loadmaster.executor.graph.kernels.sddmm.sddmm_op`."""
     work = Work(message, "inner" if summed else "each", outer, inner)
     result: Tensor = sddmm_op(left, right, winner, *matrix, encode(work))
     return result

@@ -38,7 +38,7 @@ def sddmm_op(
     reverse_counts: Sequence[int],
     work: str,
 ) -> Tensor:
-    """For every edge id its message: [edges, outer * inner] (``each``), or its sum (``inner``): [edges, outer].
+    """Message of every edge id: [edges, outer * inner] (``each``), or its sum over ``inner``: [edges, outer].
 
     Arguments are those of :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`. The matrix, by rows and reversed, is
     needed for gradients of operands at v and at u; wide rows are also visited in the order of ``edge``.

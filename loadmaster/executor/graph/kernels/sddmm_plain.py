@@ -1,4 +1,4 @@
-"""g-SDDMM in plain PyTorch: for CPUs, and what the kernels are held against."""
+"""g-SDDMM in plain PyTorch: for CPUs, and as the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sddmm_plain(
     destination: Tensor,
     work: Work,
 ) -> Tensor:
-    """See :func:`loadmaster.executor.graph.kernels.sddmm.sddmm_op`."""
+    """Compute g-SDDMM chunk by chunk: :func:`loadmaster.executor.graph.kernels.sddmm.sddmm_op`."""
     message, reduce, outer, inner = work
     summed = reduce == "inner"
     count = source.numel()

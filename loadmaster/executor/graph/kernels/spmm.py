@@ -38,7 +38,7 @@ def spmm_op(
     reverse_counts: Sequence[int],
     work: str,
 ) -> tuple[Tensor, Tensor]:
-    """For every row the reduction of its edges' messages.
+    """Reduce the messages of every row's edges.
 
     Args:
         left, right: operands, [rows of their target, numbers of their layout], contiguous.

@@ -1,4 +1,4 @@
-"""What a message is made of, as kernels read it: one or two operands, each of nodes or edges, and what joins them.
+"""Messages as kernels read them: one or two operands, each of nodes or edges, and what joins them.
 
 Features are two-dimensional to a kernel: ``outer`` by ``inner``. An operand has all of them, or is repeated along one
 or both. Operators of PyTorch take all of it as one string: ``"u.full mul e.outer; sum; 4 x 16"``, since the time that
@@ -24,7 +24,7 @@ SWAPPED: dict[Target, Target] = {"u": "v", "v": "u", "e": "e"}
 
 
 class Side(NamedTuple):
-    """Where an operand's rows are, and along what it is repeated."""
+    """Place of an operand's rows, and the dimensions along which it is repeated."""
 
     target: Target
     layout: Layout
@@ -35,7 +35,7 @@ class Side(NamedTuple):
 
 
 class Message(NamedTuple):
-    """``join`` of one operand (``copy``) or of two. ``expsub`` is exp(left - right)."""
+    """Message of one operand (``copy``) or of two that ``join`` joins. ``expsub`` is exp(left - right)."""
 
     join: Join
     left: Side
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What an operator does: messages, what becomes of them, and the two dimensions of features."""
+    """Work of an operator: messages, what becomes of them, and the two dimensions of features."""
 
     message: Message
     reduce: Reduce
@@ -58,14 +58,14 @@ class Work(NamedTuple):
 
 
 def encode(work: Work) -> str:
-    """As operators take it."""
+    """Write work as the string that operators take."""
     # Sizes that a compiler keeps open are fixed here: kernels are made for each.
     return f"{work.message.word}; {work.reduce}; {int(work.outer)} x {int(work.inner)}"
 
 
 @cache
 def decode(text: str) -> Work:
-    """What :func:`encode` was given."""
+    """Read the string that :func:`encode` wrote."""
     message, reduce, dimensions = text.split("; ")
     outer, _, inner = dimensions.partition(" x ")
     parts = message.split()
@@ -117,10 +117,10 @@ def joined(join: Join, left: Tensor, right: Tensor | None) -> Tensor:
 
 
 def result_dtype(left: Tensor, right: Tensor | None) -> torch.dtype:
-    """Of what a message is: the wider one of its operands."""
+    """Dtype of a message: the wider one of its operands."""
     return left.dtype if right is None else torch.promote_types(left.dtype, right.dtype)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of messages are kept in."""
+    """Dtype in which messages are added up: float32 at least."""
     return torch.promote_types(dtype, torch.float32)

@@ -53,7 +53,7 @@ def take_better(best, chosen, found, edges, valid, REDUCE: tl.constexpr):
 
 @triton.jit
 def best_of_slots(best, chosen, largest, REDUCE: tl.constexpr):
-    """Of the slots of each row, the best and the lowest edge that has it: [rows, features] each; -1 where none is."""
+    """The best of each row's slots, and the lowest edge that has it: [rows, features] each; -1 where there is none."""
     sign: tl.constexpr = 1.0 if REDUCE == 2 else -1.0
     taken = chosen >= 0
     nan = (best != best) & taken
@@ -69,7 +69,7 @@ def best_of_slots(best, chosen, largest, REDUCE: tl.constexpr):
 
 @triton.jit
 def logsumexp_of_slots(top, total):
-    """log of the sum of the exponentials of all slots of each row: [rows, features]; 0 where there are none."""
+    """Log of the sum of the exponentials of all slots of each row: [rows, features]; 0 where there are none."""
     most = tl.max(top, 1)
     most = tl.where(most == -float("inf"), 0.0, most)
     summed = tl.sum(tl.where(total > 0, total * tl.exp(top - most[:, None, :]), 0.0), 1)

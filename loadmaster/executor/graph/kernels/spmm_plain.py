@@ -1,4 +1,4 @@
-"""g-SpMM in plain PyTorch: for CPUs, and what the kernels are held against.
+"""g-SpMM in plain PyTorch: for CPUs, and as the reference for the kernels.
 
 Edges are taken in chunks, so that no tensor has a row for every edge of the graph.
 """
@@ -26,7 +26,7 @@ def spmm_plain(
     edge: Tensor | None,
     work: Work,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`."""
+    """Compute g-SpMM chunk by chunk: :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`."""
     message, reduce, outer, inner = work
     rows, count = ptr.numel() - 1, neighbour.numel()
     numbers = outer * inner
@@ -81,7 +81,7 @@ def spmm_plain(
 
 
 def _is_weighted_sum(message: Message, left: Tensor, right: Tensor | None) -> bool:
-    """Whether messages are rows of u, each times one number of the edge at most."""
+    """Return whether messages are rows of u, each times one number of the edge at most."""
     if message.left != ("u", "full") or left.numel() == 0:
         return False
     if right is None or message.right is None:
@@ -90,7 +90,7 @@ def _is_weighted_sum(message: Message, left: Tensor, right: Tensor | None) -> bo
 
 
 def _weighted_sum(left: Tensor, right: Tensor | None, ptr: Tensor, neighbour: Tensor, edge: Tensor | None) -> Tensor:
-    """What a library has a fast loop for."""
+    """Sum weighted rows by ``embedding_bag``, for which PyTorch has a fast loop."""
     weights = None
     if right is not None:
         weights = (right if edge is None else right.index_select(0, edge)).view(-1).to(left.dtype)

@@ -1,4 +1,4 @@
-"""Which rows of a sparse matrix a kernel takes together: rows of like length share a program, long rows are split.
+"""Schedules of a sparse matrix's rows for kernels: rows of like length share a program, long rows are split.
 
 Made once for a graph and kept. The packed ``order`` holds, one after the other, for the counts (tiny, small, large,
 split, chunks) of :class:`Schedule`:
@@ -24,7 +24,7 @@ RARE = 16
 
 
 class Schedule(NamedTuple):
-    """How the rows of one matrix are worked on.
+    """Sorts of the rows of one matrix, and the order in which kernels take them.
 
     Attributes:
         order: packed as the module says, of the ids' dtype; empty where rows are taken as they come.
@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
 
     @property
     def counts(self) -> list[int]:
-        """The numbers, as operators take them."""
+        """Numbers of rows of each sort and of chunks, as operators take them."""
         return [self.tiny, self.small, self.large, self.split, self.chunks]
 
 

@@ -41,7 +41,7 @@ def edge_softmax_op(
     destination: Tensor,
     counts: Sequence[int],
 ) -> Tensor:
-    """exp(score) over the sum of exp(score) of all edges of the same row: [edges, numbers] as ``scores``.
+    """Softmax over each row's edges, exp(score) over the row's sum of exp(score): [edges, numbers] as ``scores``.
 
     The other arguments are those of :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`.
     """

@@ -267,7 +267,7 @@ def spmm_triton(
     counts: Sequence[int],
     work: Work,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`; ``order`` and ``counts`` are of a schedule."""
+    """Launch g-SpMM: :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`; ``order``, ``counts``: of a schedule."""
     message, reduce, outer, inner = work
     tiny, small, large, split, chunks = counts
     rows, numbers = ptr.numel() - 1, outer * inner
@@ -357,7 +357,7 @@ def spmm_triton(
 
 
 def operand_side(name: str, table: Tensor, side: Side) -> dict[str, int | bool]:
-    """What a kernel is told of an operand."""
+    """Constants of a kernel for an operand: its target, its layout, and whether its offsets need 64 bits."""
     return {
         f"{name}_TARGET": TARGETS[side.target],
         f"{name}_LAYOUT": LAYOUTS[side.layout],

@@ -48,12 +48,12 @@ class BuiltinReduce:
 
 
 def copy_u(field: str, out: str) -> BuiltinMessage:
-    """The source's field."""
+    """Message that copies the source's field."""
     return BuiltinMessage("copy", ("u", field), None, out)
 
 
 def copy_e(field: str, out: str) -> BuiltinMessage:
-    """The edge's field."""
+    """Message that copies the edge's field."""
     return BuiltinMessage("copy", ("e", field), None, out)
 
 
@@ -81,25 +81,25 @@ e_div_v, e_dot_v = _binary("e", "div", "v"), _binary("e", "dot", "v")
 
 
 def sum(message: str, out: str) -> BuiltinReduce:
-    """The sum."""
+    """Sum of each node's messages."""
     return BuiltinReduce("sum", message, out)
 
 
 def mean(message: str, out: str) -> BuiltinReduce:
-    """The mean."""
+    """Mean of each node's messages."""
     return BuiltinReduce("mean", message, out)
 
 
 def max(message: str, out: str) -> BuiltinReduce:
-    """The largest, number by number."""
+    """Largest of each node's messages, number by number."""
     return BuiltinReduce("max", message, out)
 
 
 def min(message: str, out: str) -> BuiltinReduce:
-    """The smallest, number by number."""
+    """Smallest of each node's messages, number by number."""
     return BuiltinReduce("min", message, out)
 
 
 def prod(message: str, out: str) -> BuiltinReduce:
-    """The product."""
+    """Product of each node's messages."""
     return BuiltinReduce("prod", message, out)

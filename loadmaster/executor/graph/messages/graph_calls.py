@@ -21,7 +21,7 @@ from loadmaster.executor.graph.structure.schema import RelationKey, Schema
 
 
 class PassesMessages(ABC):
-    """What a graph does with messages. ``relation`` is needed where there are several.
+    """Message passing as methods of a graph. ``relation`` is needed where there are several.
 
     Message and reduce functions are built-in ones (:mod:`loadmaster.executor.graph.messages.functions`) or the user's
     (:mod:`loadmaster.executor.graph.messages.user_functions`). Every call raises :class:`loadmaster.errors.InputError`
@@ -37,12 +37,12 @@ class PassesMessages(ABC):
     def update_all(
         self, message: Message, reduce: Reduce, apply: Apply | None = None, relation: RelationKey | None = None
     ) -> None:
-        """Messages along all edges, reduced at their destinations; ``apply`` makes more of the results."""
+        """Send messages along all edges and reduce them at their destinations; ``apply`` makes more of the results."""
         ends = self.relation_ends(relation)
         _store(ends.destination, passing.reduced(ends, message, reduce, apply))
 
     def apply_edges(self, message: Message, edges: Any = None, relation: RelationKey | None = None) -> None:
-        """A value for every edge (of those given), from its ends and itself, stored in the edges' data."""
+        """Compute a value for every edge (of those given) from its ends and itself; store it in the edges' data."""
         ends = self.relation_ends(relation)
         if edges is None:
             _store(ends.edge, passing.edge_values(ends, message))
@@ -52,7 +52,7 @@ class PassesMessages(ABC):
             ends.edge.write_rows(name, ids, values)
 
     def apply_nodes(self, function: Apply, node_type: str | None = None) -> None:
-        """Values for all nodes of a type from their data, stored there."""
+        """Compute values for all nodes of a type from their data, and store them there."""
         frame = self.node_frame(node_type)
         nodes = NodeBatch(torch.arange(frame.rows, device=frame.device), frame, {}, None)
         _store(frame, checked(function(nodes), frame.rows, "function"))
@@ -73,7 +73,7 @@ class PassesMessages(ABC):
         apply: Apply | None = None,
         relation: RelationKey | None = None,
     ) -> None:
-        """As :meth:`update_all`, for these destinations alone; the others keep what they have, or get zero."""
+        """Send and reduce messages into these destinations alone; the others keep what they have, or get zero."""
         ends = self.relation_ends(relation)
         ids = _ids("nodes", nodes, ends.destination, "node")
         _write(ends.destination, ids, passing.reduced(passing.only_into(ends, ids), message, reduce, apply))
@@ -86,7 +86,7 @@ class PassesMessages(ABC):
         apply: Apply | None = None,
         relation: RelationKey | None = None,
     ) -> None:
-        """Messages along the edges from these sources, whose destinations are updated; others keep what they have."""
+        """Send messages along the edges from these sources; update their destinations, others keep what they have."""
         ends = self.relation_ends(relation)
         ids = _ids("nodes", nodes, ends.source, "node")
         self._along(ends, passing.edges_from(ends, ids), message, reduce, apply)
@@ -99,7 +99,7 @@ class PassesMessages(ABC):
         apply: Apply | None = None,
         relation: RelationKey | None = None,
     ) -> None:
-        """Messages along these edges; their destinations are updated, the others keep what they have."""
+        """Send messages along these edges; update their destinations, the others keep what they have."""
         ends = self.relation_ends(relation)
         self._along(ends, _ids("edges", edges, ends.edge, "edge").long(), message, reduce, apply)
 
@@ -114,7 +114,7 @@ class PassesMessages(ABC):
         cross_reducer: CrossReduce,
         apply: Apply | None = None,
     ) -> None:
-        """Messages along each relation, reduced in each, then across those that end at the same type of node.
+        """Send messages along each relation; reduce them in each, then across those that end at one type of node.
 
         A relation without edges gives zeros under a built-in reduction, and is left out under one of the user's.
 

@@ -41,13 +41,13 @@ def edge_values(ends: RelationEnds, message: Message) -> dict[str, Tensor]:
 
 
 def reduced(ends: RelationEnds, message: Message, reduce: Reduce, apply: Apply | None = None) -> dict[str, Tensor]:
-    """What a pass gives every destination, by name.
+    """Results of a pass at every destination, by name.
 
     Args:
         apply: makes the result of the reductions, in ``nodes.data`` with the nodes' other data.
 
     Raises:
-        InputError: a field is missing or fits no row, or a function returns what fits none.
+        InputError: a field is missing or does not fit the rows, or a function returns what does not fit them.
     """
     if isinstance(reduce, BuiltinReduce):
         result = {reduce.out: _reduced_by_builtin(ends, message, reduce)}
@@ -94,7 +94,7 @@ def _operands(ends: RelationEnds, message: BuiltinMessage) -> tuple[Operand, Ope
 
 
 def only_edges(ends: RelationEnds, edges: Tensor) -> RelationEnds:
-    """With these edges alone; data of nodes stay whole."""
+    """Keep these edges alone; data of nodes stay whole."""
     adjacency = ends.adjacency
     some = Adjacency(
         adjacency.source[edges], adjacency.destination[edges], adjacency.source_count, adjacency.destination_count
@@ -103,7 +103,7 @@ def only_edges(ends: RelationEnds, edges: Tensor) -> RelationEnds:
 
 
 def only_into(ends: RelationEnds, nodes: Tensor) -> RelationEnds:
-    """With the edges into these destinations alone, which are numbered as they are given."""
+    """Keep the edges into these destinations alone, which are numbered as they are given."""
     csc = ends.adjacency.csc()
     positions, counts = positions_of(csc, nodes)
     edges = csc.edge_ids()[positions].long()
@@ -120,14 +120,14 @@ def edges_from(ends: RelationEnds, nodes: Tensor) -> Tensor:
 
 
 def renumbered_destinations(ends: RelationEnds) -> tuple[RelationEnds, Tensor]:
-    """With the destinations that have edges alone, and their ids."""
+    """Keep the destinations that have edges alone; return their ids as well."""
     nodes, destination = torch.unique(ends.adjacency.destination, return_inverse=True)
     some = Adjacency(ends.adjacency.source, destination.to(nodes.dtype), ends.adjacency.source_count, nodes.numel())
     return RelationEnds(some, ends.source, ends.destination.selected(nodes.long()), ends.edge), nodes
 
 
 def across(values: Mapping[str, list[Tensor]], how: CrossReduce) -> dict[str, Tensor]:
-    """What several relations gave the same nodes, as one.
+    """Reduce the values that several relations gave the same nodes to one.
 
     Raises:
         InputError: the reduction is unknown, or shapes differ.

@@ -14,9 +14,9 @@ from loadmaster.executor.graph.structure.adjacency import Adjacency
 def product(
     adjacency: Adjacency, left: Tensor, right: Tensor | None, message: Message, outer: int, inner: int
 ) -> Tensor:
-    """[destinations, outer * inner]; zero where there are no messages. Gradients are right at zeros too.
+    """Product of each destination's messages: [destinations, outer * inner]; zero where there are none.
 
-    A row longer than a chunk is a chunk of its own. Waits for the device.
+    Gradients are right at zeros too. A row longer than a chunk is a chunk of its own. Waits for the device.
     """
     dtype = result_dtype(left, right)
     exact = sum_dtype(dtype)

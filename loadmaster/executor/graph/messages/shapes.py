@@ -18,7 +18,7 @@ LAYOUTS: dict[tuple[int, int], Layout] = {(1, 1): "full", (1, 0): "outer", (0, 1
 
 
 class Joined(NamedTuple):
-    """How two operands' rows are joined.
+    """Shapes and layouts by which two operands' rows are joined.
 
     Attributes:
         shape: of a row of the result, by broadcasting; for ``dot`` with 1 in place of the last dimension.
@@ -35,7 +35,7 @@ class Joined(NamedTuple):
 
 
 def join_shapes(left: Shape, right: Shape, dot: bool, expand_first: int) -> Joined:
-    """How rows of these shapes are joined, as DGL joins them: broadcast from the last dimension on.
+    """Choose how rows of these shapes are joined, as DGL joins them: broadcast from the last dimension on.
 
     Args:
         expand_first: the operand, 0 or 1, to write out where two dimensions do not say how both are repeated.

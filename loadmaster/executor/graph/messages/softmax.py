@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def edge_softmax(
     graph: Graph, scores: Tensor, relation: RelationKey | None = None, norm_by: Literal["dst", "src"] = "dst"
 ) -> Tensor:
-    """exp(score) over the sum of exp(score) of all edges with the same destination, or source; number by number.
+    """Softmax over all edges with the same destination, or source: exp(score) over their sum; number by number.
 
     Args:
         scores: [edges, ...], floating-point.

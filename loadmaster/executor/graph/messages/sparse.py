@@ -1,4 +1,4 @@
-"""g-SpMM and g-SDDMM on features of any shape: what built-in functions run as.
+"""g-SpMM and g-SDDMM on features of any shape, which run the built-in functions.
 
 >>> spmm(adjacency, "mul", ("u", h), ("e", w), "sum")    # sum over in-edges of h[source] * w[edge]
 >>> sddmm(adjacency, "dot", ("u", h), ("v", h))          # for every edge h[source] . h[destination]
@@ -28,7 +28,7 @@ Operand = tuple[Target, Tensor]
 def spmm(
     adjacency: Adjacency, operator: MessageOperator, left: Operand, right: Operand | None, reduce: ReduceOperator
 ) -> Tensor:
-    """For every destination the reduction of its edges' messages; zero where there are none.
+    """Reduce the messages of every destination's edges; zero where there are none.
 
     Args:
         operator: ``copy`` of the left operand, or what joins both.
@@ -38,7 +38,8 @@ def spmm(
         [destinations, ...].
 
     Raises:
-        InputError: rows that do not match the graph, no floating-point numbers, or shapes that do not broadcast.
+        InputError: rows that do not match the graph, numbers of another kind than floating-point, or shapes that do
+            not broadcast.
     """
     _expect(adjacency, left, right)
     if operator == "dot":
@@ -53,7 +54,7 @@ def spmm(
 
 
 def sddmm(adjacency: Adjacency, operator: MessageOperator, left: Operand, right: Operand | None = None) -> Tensor:
-    """For every edge its message: [edges, ...].
+    """Message of every edge: [edges, ...].
 
     Raises:
         InputError: as :func:`spmm`.
@@ -88,7 +89,7 @@ def _prepared(
 
 
 def _needs_reverse(left: Operand, right: Operand | None) -> bool:
-    """Whether a gradient will flow to sources: through the reversed graph."""
+    """Return whether a gradient will flow to sources, which takes the reversed graph."""
     operands = (left,) if right is None else (left, right)
     return torch.is_grad_enabled() and any(where == "u" and value.requires_grad for where, value in operands)
 

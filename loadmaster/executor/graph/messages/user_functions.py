@@ -79,7 +79,7 @@ class NodeBatch:
         self.mask = mask
 
     def nodes(self) -> Tensor:
-        """Their ids."""
+        """Ids of the nodes, by row."""
         return self._ids
 
     def batch_size(self) -> int:
@@ -87,7 +87,7 @@ class NodeBatch:
 
 
 def maskable(function: F) -> F:
-    """Says of a reduce function that it heeds ``nodes.mask``: messages that are masked out are zero rows to ignore."""
+    """Mark a reduce function as heeding ``nodes.mask``: messages that are masked out are zero rows to ignore."""
     function.__dict__["maskable"] = True
     return function
 
@@ -125,7 +125,7 @@ def buckets(degree: Tensor, padded: bool) -> list[Bucket]:
 def reduce_by_user(
     function: Callable[[NodeBatch], Columns], adjacency: Adjacency, messages: Columns, data: Frame
 ) -> dict[str, Tensor]:
-    """What the function makes of every node's messages; zero for nodes without.
+    """Reduce every node's messages by a function of the user's; zero for nodes without.
 
     Args:
         messages: of each name, a row for each edge.
@@ -164,10 +164,10 @@ def reduce_by_user(
 
 
 def checked(made: object, rows: int, what: str) -> dict[str, Tensor]:
-    """What a function of the user's returned.
+    """Check what a function of the user's returned, and return it as a dictionary.
 
     Raises:
-        InputError: no mapping from names to tensors with that many rows.
+        InputError: it is not a mapping from names to tensors with that many rows.
     """
     if not isinstance(made, Mapping):
         raise InputError(what, type(made).__name__, "returned no dictionary", "Return {name: tensor}.")

@@ -29,7 +29,7 @@ class Compressed(NamedTuple):
     edge: Tensor | None
 
     def mapped(self, each: MapTensor) -> Compressed:
-        """Of what ``each`` makes of every tensor."""
+        """The edges with ``each`` applied to every tensor."""
         return Compressed(each(self.ptr), each(self.neighbour), None if self.edge is None else each(self.edge))
 
     def edge_ids(self) -> Tensor:
@@ -88,13 +88,13 @@ class Adjacency:
         return self.source.device
 
     def csr(self) -> Compressed:
-        """Edges by source."""
+        """Edges by source; made when first needed."""
         if self._csr is None:
             self._csr = compress(self.source, self.destination, self.source_count)
         return self._csr
 
     def csc(self) -> Compressed:
-        """Edges by destination."""
+        """Edges by destination; made when first needed."""
         if self._csc is None:
             self._csc = compress(self.destination, self.source, self.destination_count)
         return self._csc
@@ -128,14 +128,14 @@ class Adjacency:
         return made.order, made.counts
 
     def reverse(self) -> Adjacency:
-        """With sources and destinations exchanged; what is made already is shared."""
+        """The adjacency with sources and destinations exchanged; what is made already is shared."""
         turned = Adjacency(self.destination, self.source, self.destination_count, self.source_count)
         turned._csr, turned._csc = self._csc, self._csr
         turned._schedules = {{"csr": "csc", "csc": "csr"}[key]: made for key, made in self._schedules.items()}
         return turned
 
     def mapped(self, each: MapTensor) -> Adjacency:
-        """Of what ``each`` makes of every tensor: on another device, or pinned, with what is made already."""
+        """The adjacency, and what is made already, with ``each`` applied to every tensor: to move or pin them."""
         made = Adjacency(each(self.source), each(self.destination), self.source_count, self.destination_count)
         made._csr, made._csc = (None if rows is None else rows.mapped(each) for rows in (self._csr, self._csc))
         return made

@@ -32,7 +32,7 @@ class GraphBatch(Graph):
 
     @property
     def batch_size(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs in the batch."""
         return len(self.node_sizes[0])
 
     def _mapped(self, each: MapTensor) -> Self:
@@ -42,7 +42,7 @@ class GraphBatch(Graph):
 
 
 def batch(graphs: Sequence[Graph]) -> GraphBatch:
-    """One graph of many. Data that all of them have come along.
+    """Join many graphs to one. Data that all of them have come along.
 
     Raises:
         InputError: there are none, one is a block, or their types, relations or devices differ.
@@ -128,7 +128,7 @@ def unbatch(graph: GraphBatch) -> list[Graph]:
 def readout_nodes(
     graph: GraphBatch, field: str, reduce: ReduceOperator, weight: str | None = None, node_type: str | None = None
 ) -> Tensor:
-    """For every graph the reduction of its nodes' field, each times its ``weight`` if that is given: [graphs, ...].
+    """Reduce a field of every graph's nodes, each times its ``weight`` if that is given: [graphs, ...].
 
     A graph without nodes gets zero.
     """
@@ -143,7 +143,7 @@ def readout_edges(
     weight: str | None = None,
     relation: RelationKey | None = None,
 ) -> Tensor:
-    """As :func:`readout_nodes`, of edges of a relation."""
+    """Reduce a field of every graph's edges of a relation, as :func:`readout_nodes` does for nodes."""
     index = graph.schema.relation(relation)
     return _readout(graph.edges[index].data, graph.edge_sizes[index], field, reduce, weight)
 

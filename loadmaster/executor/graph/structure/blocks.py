@@ -15,7 +15,7 @@ from loadmaster.executor.graph.structure.graph import Graph
 class Block(Graph):
     """Edges from source nodes to destination nodes, which are the first source nodes of each type.
 
-    Edges lie by relation, then by destination: so compiled layers need not sort them.
+    Edges are sorted by relation, then by destination: so compiled layers need not sort them.
 
     ``srcdata`` and ``dstdata`` are data of their own; a layer reads the former and writes the latter.
 
@@ -32,7 +32,7 @@ class Block(Graph):
     def of_sample(
         cls, parts: Parts, source_ids: tuple[Tensor, ...], destination_ids: tuple[Tensor, ...], edge_ids: Tensor
     ) -> Block:
-        """Of parts that are known to fit, with edges in the order of relations, then of destinations."""
+        """Make a block of parts that are known to fit, with edges sorted by relation, then by destination."""
         block = cls.of_parts(parts)
         block.source_ids, block.destination_ids, block.edge_ids = source_ids, destination_ids, edge_ids
         return block
@@ -42,17 +42,17 @@ class Block(Graph):
         self._destination_frames = self._frames("destination data", self.schema.destination_counts)
 
     def num_src_nodes(self, node_type: str | None = None) -> int:
-        """Sources of a type; None: of all."""
+        """Number of source nodes of a type; None: of all."""
         return self.num_nodes(node_type)
 
     def num_dst_nodes(self, node_type: str | None = None) -> int:
-        """Destinations of a type; None: of all."""
+        """Number of destination nodes of a type; None: of all."""
         if node_type is None:
             return self.schema.destination_count
         return self.schema.destination_counts[self.schema.node_type(node_type)]
 
     def reverse(self) -> Graph:
-        """Refused: destinations would not be the first sources.
+        """Refuse to reverse: destinations would not be the first sources.
 
         Raises:
             InputError: always.

@@ -1,4 +1,4 @@
-"""From what a user gives to the parts of a graph: everything is checked here, before anything is stored."""
+"""Builds the parts of a graph from what a user gives: everything is checked here, before anything is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadmaster.executor.graph.structure.schema import EDGE, NODE, Schema, Tripl
 
 
 class Parts(NamedTuple):
-    """What a graph is made of; see :class:`loadmaster.executor.graph.structure.graph.Graph`."""
+    """Parts that a graph is made of; see :class:`loadmaster.executor.graph.structure.graph.Graph`."""
 
     schema: Schema
     source: Tensor
@@ -33,7 +33,7 @@ def from_rows(
     id_dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> Parts:
-    """See the constructor of the graph."""
+    """Build parts from the ends of edges; see the constructor of the graph."""
     first = id_tensor("source", source, device)
     second = id_tensor("destination", destination, first.device)
     _expect_pairs("destination", first, second)
@@ -77,7 +77,7 @@ def from_relations(
     id_dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> Parts:
-    """See ``from_relations`` of the graph."""
+    """Build parts from the edges of each relation; see ``from_relations`` of the graph."""
     names = as_triples(tuple(edges))
     ends: list[tuple[Tensor, Tensor]] = []
     found: dict[str, int] = {}

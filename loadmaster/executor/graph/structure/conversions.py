@@ -24,10 +24,10 @@ def _package(module: str) -> Any:
 
 
 def from_pyg(data: Any) -> Graph:
-    """From a ``torch_geometric.data.Data`` or ``HeteroData``: its nodes, its edges, and all data of both.
+    """Convert a ``torch_geometric.data.Data`` or ``HeteroData``: its nodes, its edges, and all data of both.
 
     Raises:
-        InputError: it is neither, or has no edges.
+        InputError: the data are neither, or have no edges.
         MissingExtraError: PyTorch Geometric is not installed.
     """
     pyg = _package("torch_geometric.data")
@@ -67,7 +67,7 @@ def _columns(store: Any, belongs: Any) -> dict[str, Tensor]:
 
 
 def to_pyg(graph: Graph) -> Any:
-    """To a ``torch_geometric.data.Data``, or a ``HeteroData`` where there are several types; ids become int64.
+    """Convert to a ``torch_geometric.data.Data``, or ``HeteroData`` if there are several types; ids become int64.
 
     Raises:
         MissingExtraError: PyTorch Geometric is not installed.
@@ -91,7 +91,7 @@ def to_pyg(graph: Graph) -> Any:
 
 
 def from_networkx(graph: Any, node_fields: tuple[str, ...] = (), edge_fields: tuple[str, ...] = ()) -> Graph:
-    """From a networkx graph, nodes in its order. Edges of an undirected graph go both ways.
+    """Convert a networkx graph, nodes in its order. Edges of an undirected graph go both ways.
 
     Args:
         node_fields, edge_fields: attributes, of all nodes or edges, to keep as data.
@@ -123,7 +123,7 @@ def _field(name: str, attributes: list[dict[str, Any]]) -> Tensor:
 
 
 def to_networkx(graph: Graph, node_fields: tuple[str, ...] = (), edge_fields: tuple[str, ...] = ()) -> Any:
-    """To a ``networkx.MultiDiGraph`` with ids as nodes, and these data as attributes.
+    """Convert to a ``networkx.MultiDiGraph`` with ids as nodes, and these data as attributes.
 
     Raises:
         InputError: the graph has several types.
@@ -142,7 +142,7 @@ def to_networkx(graph: Graph, node_fields: tuple[str, ...] = (), edge_fields: tu
 
 
 def from_scipy(matrix: Any, weight: str | None = None) -> Graph:
-    """From a square sparse matrix: an entry in row i and column j is an edge from i to j; stored zeros are edges too.
+    """Convert a square sparse matrix: an entry in row i, column j is an edge from i to j; so are stored zeros.
 
     Args:
         weight: the edges' field for the entries; None: they are dropped.
@@ -164,7 +164,7 @@ def from_scipy(matrix: Any, weight: str | None = None) -> Graph:
 def to_scipy(
     graph: Graph, relation: RelationKey | None = None, weight: str | None = None, layout: Literal["coo", "csr"] = "coo"
 ) -> Any:
-    """To a sparse matrix with a row for every source and a column for every destination.
+    """Convert to a sparse matrix with a row for every source and a column for every destination.
 
     Args:
         weight: the edges' field of one number each that the entries hold; None: ones.

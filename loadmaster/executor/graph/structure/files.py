@@ -33,10 +33,10 @@ def save_graphs(path: str | Path, graphs: Graph | Sequence[Graph]) -> None:
 
 
 def load_graphs(path: str | Path) -> list[Graph]:
-    """The graphs of a file, in memory of the host.
+    """Read the graphs of a file into memory of the host.
 
     Raises:
-        InputError: the file is none of these, or what it holds is no graph.
+        InputError: :func:`save_graphs` did not write the file, or its edges do not fit.
     """
     remedy = "Give a file that save_graphs wrote."
     try:

@@ -34,7 +34,7 @@ class Frame(MutableMapping[str, Tensor]):
         self.columns[name] = value
 
     def expect_rows(self, name: str, value: Tensor) -> None:
-        """Refuse what has no row for each.
+        """Refuse a column that does not have a row for each node or edge.
 
         Raises:
             InputError: naming rows or device.
@@ -67,7 +67,7 @@ class Frame(MutableMapping[str, Tensor]):
         return f"{self.what} of {self.rows} rows: {shown}"
 
     def write_rows(self, name: str, rows: Tensor, values: Tensor) -> None:
-        """A new column: ``values`` in these rows, in the others what was there, or zero."""
+        """Make a new column: ``values`` in these rows, in the others what the old column has, or zero."""
         old = self.columns.get(name)
         fits = old is not None and old.shape[1:] == values.shape[1:]
         base = old if old is not None and fits else values.new_zeros((self.rows, *values.shape[1:]))
@@ -80,7 +80,7 @@ class Frame(MutableMapping[str, Tensor]):
         return made
 
     def selected(self, rows: Tensor) -> Frame:
-        """Of these rows only; gradients flow back."""
+        """A frame of these rows only; gradients flow back."""
         return self.mapped(lambda value: value.index_select(0, rows), rows.numel(), self.device)
 
 

@@ -52,7 +52,7 @@ class Graph(PassesMessages):
         id_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        """From the rows of both ends of every edge.
+        """Make a graph from the rows of both ends of every edge.
 
         Args:
             source, destination: [edges], tensors, arrays or lists; rows, counted over all types of nodes.
@@ -65,8 +65,8 @@ class Graph(PassesMessages):
             device: None: that of ``source``.
 
         Raises:
-            InputError: edges name no node or relation, or lie between nodes of other types than their relation says;
-                ids do not fit their dtype; or a count is missing or no count.
+            InputError: edges name no node or relation, or join nodes of other types than their relation says; ids do
+                not fit their dtype; or a count is missing or not a count.
         """
         self._set(from_rows(source, destination, node_count, node_counts, relation, relations, id_dtype, device))
 
@@ -79,7 +79,7 @@ class Graph(PassesMessages):
         id_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Graph:
-        """From the edges of each relation, with ids counted within each type of node.
+        """Make a graph from the edges of each relation, with ids counted within each type of node.
 
         Args:
             edges: for each (source type, name, destination type), both ends of its edges; there may be none.
@@ -93,7 +93,7 @@ class Graph(PassesMessages):
 
     @classmethod
     def of_parts(cls, parts: Parts) -> Self:
-        """Of parts that are known to fit."""
+        """Make a graph of parts that are known to fit."""
         graph = cls.__new__(cls)
         graph._set(parts)
         return graph
@@ -134,25 +134,25 @@ class Graph(PassesMessages):
         return len(self.schema.relations)
 
     def num_nodes(self, node_type: str | None = None) -> int:
-        """Of a type; None: of all."""
+        """Number of nodes of a type; None: of all."""
         if node_type is None:
             return self.schema.source_count
         return self.schema.source_counts[self.schema.node_type(node_type)]
 
     def num_edges(self, relation: RelationKey | None = None) -> int:
-        """Of a relation; None: of all."""
+        """Number of edges of a relation; None: of all."""
         if relation is None:
             return self.relation_ptr[-1]
         start, stop = self.relation_range(self.schema.relation(relation))
         return stop - start
 
     def relation_range(self, relation: int) -> tuple[int, int]:
-        """Where the edges of a relation begin and end."""
+        """Return where the edges of a relation begin and end."""
         return self.relation_ptr[relation], self.relation_ptr[relation + 1]
 
     @property
     def relation(self) -> Tensor:
-        """The number of each edge's relation: [edges], of the ids' dtype; made anew each time."""
+        """The number of each edge's relation: [edges], of the ids' dtype; made again each time."""
         sizes = torch.tensor(self.relation_ptr, dtype=self.id_dtype).diff().to(self.device, non_blocking=True)
         return torch.repeat_interleave(sizes, output_size=self.num_edges())
 
@@ -169,7 +169,7 @@ class Graph(PassesMessages):
 
     @property
     def nodes(self) -> Nodes:
-        """Called with a type: ids of its nodes; ``nodes[type].data``: their data."""
+        """Nodes by type: called with one, ids of its nodes; ``nodes[type].data``: their data."""
         return Nodes(self._source_frames, self.schema.node_type, self.id_dtype)
 
     @property
@@ -179,12 +179,12 @@ class Graph(PassesMessages):
 
     @property
     def dstnodes(self) -> Nodes:
-        """Nodes as destinations."""
+        """Nodes as destinations, by type."""
         return Nodes(self._destination_frames, self.schema.node_type, self.id_dtype)
 
     @property
     def edges(self) -> Edges:
-        """Called with a relation: ends of its edges, by type; ``edges[relation].data``: their data."""
+        """Edges by relation: called with one, ends of its edges, by type; ``edges[relation].data``: their data."""
         return Edges(self._edge_frames, self.schema.relation, self._local_ends)
 
     def _local_ends(self, relation: int) -> tuple[Tensor, Tensor]:
@@ -216,7 +216,7 @@ class Graph(PassesMessages):
 
     @contextlib.contextmanager
     def local_scope(self) -> Iterator[None]:
-        """What is set or deleted inside is as before afterwards."""
+        """Restore all data after the ``with`` block, whatever is set or deleted inside."""
         frames = [*self._source_frames, *self._destination_frames, *self._edge_frames]
         before = [dict(frame.columns) for frame in frames]
         try:
@@ -269,7 +269,7 @@ class Graph(PassesMessages):
         return self.adjacency.csc()
 
     def create_formats_(self) -> Self:
-        """Makes whatever else would be made of each relation when it is first needed, and returns the graph.
+        """Make all formats of each relation, which are else made when first needed; return the graph.
 
         ``torch.compile(..., fullgraph=True)`` needs that, as making it waits for the device.
         """
@@ -311,7 +311,7 @@ class Graph(PassesMessages):
     # Other graphs.
 
     def reverse(self) -> Graph:
-        """With sources and destinations exchanged; data of nodes and edges are shared."""
+        """The graph with sources and destinations exchanged; data of nodes and edges are shared."""
         schema = self.schema
         relations = tuple((destination, name, source) for source, name, destination in schema.relations)
         turned = Schema(schema.node_types, schema.destination_counts, schema.source_counts, relations)
@@ -322,14 +322,14 @@ class Graph(PassesMessages):
         return graph
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """On another device, with data and whatever has been made of the structure; itself if it is there."""
+        """Copy to another device, with data and whatever has been made of the structure; itself if it is there."""
         wanted = torch.device(device)
         if wanted == self.device or (wanted.type == self.device.type == "cuda" and wanted.index is None):
             return self
         return self._mapped(lambda tensor: tensor.to(wanted, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """In pinned host memory, with data and whatever has been made of the structure."""
+        """Copy to pinned host memory, with data and whatever has been made of the structure."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, each: MapTensor) -> Self:
@@ -342,7 +342,7 @@ class Graph(PassesMessages):
         return graph
 
     def _take_frames(self, other: Graph, each: MapTensor) -> None:
-        """Data of another graph of the same nodes and edges."""
+        """Take the data of another graph of the same nodes and edges, with ``each`` applied to every tensor."""
         for mine, given in (
             (self._source_frames, other._source_frames),
             (self._destination_frames, other._destination_frames),

@@ -33,10 +33,10 @@ def id_tensor(field: str, value: Any, device: torch.device | str | None = None) 
 
 
 def choose_dtype(wanted: torch.dtype | None, largest: int) -> torch.dtype:
-    """What ids up to ``largest`` are kept in: int32 where they fit, or what is wanted.
+    """Dtype of ids up to ``largest``: int32 where they fit, or what is wanted.
 
     Raises:
-        InputError: int32 is wanted and too small, or what is wanted holds no ids.
+        InputError: int32 is wanted and too small, or what is wanted is neither int32 nor int64.
     """
     if wanted is None:
         return torch.int32 if largest <= INT32_IDS else torch.int64

@@ -25,7 +25,7 @@ class Pairs(NamedTuple):
 
     @property
     def pair_count(self) -> int:
-        """How many there are."""
+        """Number of distinct (node, relation) pairs."""
         return self.node.numel()
 
 

@@ -27,7 +27,7 @@ NodeIds = Tensor | Mapping[str, Tensor]
 
 
 class Sample(NamedTuple):
-    """What a sampler returns.
+    """Sampled blocks, and the nodes whose features they read.
 
     Attributes:
         blocks: one for each layer, the first layer's first.
@@ -49,7 +49,7 @@ class NeighbourSampler:
         replace: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Of a graph.
+        """Prepare to sample a graph.
 
         Args:
             fanouts: for each layer, the first layer first, how many edges of each relation a node keeps; -1: all.
@@ -57,7 +57,8 @@ class NeighbourSampler:
             generator: of the graph's device; the same state gives the same blocks.
 
         Raises:
-            InputError: a fan-out is none, the generator is of another device, or the graph is a block.
+            InputError: a fan-out is not a number of neighbours, the generator is of another device, or the graph is a
+                block.
         """
         expect_no_block("graph", graph)
         self.graph = graph
@@ -86,10 +87,10 @@ class NeighbourSampler:
         return found
 
     def __call__(self, seeds: NodeIds) -> Sample:
-        """Blocks for these nodes: distinct ids, by type where there are several.
+        """Sample blocks for these nodes: distinct ids, by type where there are several.
 
         Raises:
-            InputError: a seed is no node, or comes twice.
+            InputError: a seed does not name a node, or comes twice.
         """
         rows, counts = self._seed_rows(seeds)
         blocks: list[Block] = []
@@ -207,7 +208,7 @@ class NeighbourSampler:
 def drawn_with_replacement(
     degree: Tensor, wanted: Tensor, most: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """For each row up to ``wanted`` numbers below ``degree``, and which of the [rows, most] are drawn."""
+    """Draw up to ``wanted`` numbers below ``degree`` for each row; return which of the [rows, most] are drawn, too."""
     shape = (degree.numel(), most)
     random = torch.rand(shape, generator=generator, dtype=torch.float64, device=degree.device)
     chosen = (random * degree[:, None]).long()
@@ -218,7 +219,7 @@ def drawn_with_replacement(
 def drawn_without_replacement(
     degree: Tensor, wanted: Tensor, most: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`drawn_with_replacement`, distinct in each row, in increasing order; all of a row that has no more."""
+    """Draw as :func:`drawn_with_replacement`, but distinct numbers, ascending; all of a row that has no more."""
     wanted = torch.minimum(wanted, degree)
     turn = torch.arange(most, device=degree.device)
     kept = turn < wanted[:, None]

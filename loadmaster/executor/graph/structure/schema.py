@@ -15,7 +15,7 @@ NODE, EDGE = "_N", "_E"  # the names of the only type where a user gives none, a
 
 @dataclass(frozen=True)
 class Schema:
-    """What kinds of nodes and edges there are. Nodes of all types are numbered consecutively, type by type.
+    """Types of nodes and relations. Nodes of all types are numbered consecutively, type by type.
 
     Attributes:
         node_types: names.
@@ -50,12 +50,12 @@ class Schema:
 
     @property
     def source_count(self) -> int:
-        """Of all types."""
+        """Number of source nodes of all types."""
         return self.source_offsets[-1]
 
     @property
     def destination_count(self) -> int:
-        """Of all types."""
+        """Number of destination nodes of all types."""
         return self.destination_offsets[-1]
 
     @property
@@ -103,7 +103,7 @@ def numbered_relations(count: int, node_type: str) -> tuple[Triple, ...]:
 
 
 def as_triples(relations: Sequence[Triple]) -> tuple[Triple, ...]:
-    """Relations as given, checked.
+    """Check relations, and return them as they are given.
 
     Raises:
         InputError: one is not three names.

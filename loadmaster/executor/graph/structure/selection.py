@@ -18,13 +18,13 @@ PARENT_ID = "_ID"  # of nodes within their type, of edges within their relation
 
 
 def node_subgraph(graph: Graph, nodes: Any | Mapping[str, Any]) -> Graph:
-    """These nodes, in the order given, and all edges between them.
+    """Subgraph of these nodes, in the order given, and all edges between them.
 
     Args:
         nodes: ids, or booleans for all; by type where there are several: of types that are not named, none.
 
     Raises:
-        InputError: ids name no node, or the graph is a block.
+        InputError: an id does not name a node, or the graph is a block.
     """
     expect_no_block("graph", graph)
     schema = graph.schema
@@ -44,14 +44,14 @@ def node_subgraph(graph: Graph, nodes: Any | Mapping[str, Any]) -> Graph:
 
 
 def edge_subgraph(graph: Graph, edges: Any | Mapping[RelationKey, Any], keep_nodes: bool = False) -> Graph:
-    """These edges, each relation's in the order given, and the nodes at their ends.
+    """Subgraph of these edges, each relation's in the order given, and the nodes at their ends.
 
     Args:
         edges: ids, or booleans for all; by relation where there are several: of those not named, none.
         keep_nodes: keep all nodes, with their ids.
 
     Raises:
-        InputError: ids name no edge, or the graph is a block.
+        InputError: an id does not name an edge, or the graph is a block.
     """
     expect_no_block("graph", graph)
     schema = graph.schema
@@ -76,7 +76,7 @@ def edge_subgraph(graph: Graph, edges: Any | Mapping[RelationKey, Any], keep_nod
 
 
 def relation_subgraph(graph: Graph, relations: Sequence[RelationKey]) -> Graph:
-    """The edges of these relations, in the graph's order, all nodes of the types at their ends, and no other type.
+    """Subgraph of these relations: their edges in the graph's order, and all nodes of the types at their ends.
 
     Raises:
         InputError: a key names no relation, or the graph is a block.
@@ -113,7 +113,7 @@ def _chosen(field: str, ids: Any, count: int, graph: Graph, what: str) -> Tensor
 
 
 def _part(graph: Graph, nodes: Sequence[Tensor], source: Tensor, destination: Tensor, edges: Tensor) -> Graph:
-    """Of new rows of both ends, and the old ids of nodes by type and of edges over all relations."""
+    """Make a part of a graph: new rows of both ends, old ids of nodes by type and of edges over all relations."""
     old = graph.schema
     counts = tuple(ids.numel() for ids in nodes)
     sizes = torch.bincount(graph.relation[edges], minlength=graph.relation_count)

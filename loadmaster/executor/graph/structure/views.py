@@ -1,4 +1,4 @@
-"""How users reach nodes, edges and their data: ``graph.nodes["paper"].data["h"]``, ``graph.ndata["h"]``."""
+"""Views of nodes, edges and their data: ``graph.nodes["paper"].data["h"]``, ``graph.ndata["h"]``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WithData(NamedTuple):
 
 
 class Nodes:
-    """``graph.nodes``: called, the ids of nodes of a type; indexed by a type, what has their data."""
+    """View ``graph.nodes``: called with a type, the ids of its nodes; indexed by it, ``.data`` is their data."""
 
     def __init__(self, frames: tuple[Frame, ...], index: Callable[[str | None], int], dtype: torch.dtype) -> None:
         self._frames = frames
@@ -36,7 +36,7 @@ class Nodes:
 
 
 class Edges:
-    """``graph.edges``: called, the ends of edges of a relation; indexed by a relation, what has their data."""
+    """View ``graph.edges``: called with a relation, its edges' ends; indexed by it, ``.data`` is their data."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Edges:
 
 
 class ColumnsByType(MutableMapping[str, Mapping[str | Triple, Tensor]]):
-    """``graph.ndata`` and ``graph.edata`` where there are several types: a name's tensors, by type or relation."""
+    """View ``graph.ndata`` or ``graph.edata`` of several types: a name's tensors, by type or relation."""
 
     def __init__(self, keys: tuple[str, ...] | tuple[Triple, ...], frames: tuple[Frame, ...]) -> None:
         self._by_key: dict[str | Triple, Frame] = dict(zip(keys, frames, strict=True))

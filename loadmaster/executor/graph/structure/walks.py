@@ -22,7 +22,7 @@ from loadmaster.executor.graph.structure.schema import RelationKey
 
 
 class Walks(NamedTuple):
-    """What was walked. A walk that is over has -1 from there on.
+    """Nodes and edges of random walks. A walk that is over has -1 from there on.
 
     Attributes:
         nodes: [walks, steps + 1], ids within the types of node.
@@ -42,18 +42,18 @@ def random_walk(
     restart_prob: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Walks:
-    """A walk from each seed: every edge that begins at a node is as likely. At a node without any, the walk is over.
+    """Walk from each seed: every edge that begins at a node is equally likely. At a node without any, a walk is over.
 
     Args:
         seeds: where walks begin; a node may come several times.
         length: how many steps, on a graph with nodes of one type, along edges of any relation.
         metapath: the relation of each step, instead.
-        restart_prob: with which a walk is over before each step, so that whoever walks again starts anew.
+        restart_prob: with which a walk is over before each step, so that whoever walks again starts at a seed.
         generator: of the graph's device; the same state gives the same walks.
 
     Raises:
-        InputError: a seed is no node; not one of length and metapath is given; a relation of the metapath does not
-            begin where the one before ends; the probability is none.
+        InputError: a seed does not name a node; not one of length and metapath is given; a relation of the metapath
+            does not begin where the one before ends; the probability is not from 0 to 1.
     """
     expect_no_block("graph", graph)
     if not 0 <= restart_prob <= 1:

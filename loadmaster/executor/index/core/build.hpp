@@ -143,7 +143,7 @@ class Builder {
     return true;
   }
 
-  // How many leaves a leaf of so many keys may become at once, at least two.
+  // Number of leaves that a leaf of so many keys may become at once, at least two.
   int64_t pieces_wanted(int64_t held) const {
     if (gapped()) return std::max<int64_t>(4, held / (kMostPlaces / 4));
     return std::min<int64_t>(std::max<int64_t>(held / keys_per_slot(), 2), 256);
@@ -178,7 +178,7 @@ class Builder {
     return leaf_cost_ + kScanWeight * spread.squares + 0.02 * leaf_cost_ * model.fragments;
   }
 
-  // Whether one leaf of these keys, all of one slot, is worse than a model node over smaller ones would be.
+  // Returns whether one leaf of these keys, all of one slot, is worse than a model node over smaller ones would be.
   bool wants_subtree(double cost, int64_t held) const {
     if (!gapped() || held < 4 * kKeysPerSlot) return false;
     const double levels = std::log2(static_cast<double>(held) / static_cast<double>(kKeysPerSlot));

@@ -179,7 +179,7 @@ class Changes {
     return changed;
   }
 
-  // Builds again what lies in retired memory: the leaf and the model nodes above it. False for want of memory.
+  // Builds again what is in retired memory: the leaf and the model nodes above it. False for want of memory.
   bool move_out(Path path, Child leaf) {
     for (int level = 0; level < path.depth; ++level) {
       ModelNode *node = path.nodes[level];

@@ -43,7 +43,7 @@ struct Fragment {
     if (writes && count < capacity) __builtin_prefetch(pairs() + count, 1);
   }
 
-  // Where the key is, from the place `from` on, or -1.
+  // The place of the key, from the place `from` on, or -1.
   int64_t find(uint64_t key, int64_t from) const {
     const uint8_t digest = digest_of(key);
     for (int64_t at = next_digest(digests, from, count, digest); at < count;
@@ -144,7 +144,7 @@ inline Flog *make_empty_flog(Context &context, const FragmentModel &model) {
   return made;
 }
 
-// How keys fall on fragments.
+// Spread of keys over fragments.
 struct Spread {
   int64_t most = 0;      // keys of one fragment
   double squares = 0;    // of the counts, summed
@@ -210,7 +210,7 @@ inline Flog *make_flog(Context &context, const FragmentModel &model, const uint6
   return made;
 }
 
-// Whether twice the fragments would leave room for another key like this one.
+// Returns whether twice the fragments would leave room for another key like this one.
 inline bool multiplying_helps(const lm_config &config, const Flog &leaf, uint64_t key) {
   const int64_t most = config.fragment_keys;
   FragmentModel model = leaf.model;

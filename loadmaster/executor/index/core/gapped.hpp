@@ -76,7 +76,7 @@ struct Gapped {
     return low;
   }
 
-  // Where the key is, or -1.
+  // The place of the key, or -1.
   int64_t find(uint64_t key) const {
     const uint64_t *all = keys();
     const int64_t start = line.at(key, capacity);
@@ -183,7 +183,7 @@ inline int64_t places_for(int64_t count, double density) {
   return std::max<int64_t>(places, 16);
 }
 
-// What a gapped array of these keys would cost: of a long one, four stretches are tried. Keys that are packed without a
+// Cost of a gapped array of these keys: of a long one, four stretches are tried. Keys that are packed without a
 // gap make an insert shift a quarter of them on average.
 inline GappedCost expected_cost(const uint64_t *keys, int64_t count, const Line &line, int64_t capacity) {
   constexpr int64_t kStretch = 4096;
@@ -266,7 +266,7 @@ inline void free_gapped(Context &context, Gapped *leaf) {
 
 enum class Upkeep { kNone, kExpand, kDecide, kSplit };
 
-// What ALEX does before an insert. Msi and Msh, where given, replace its rule of cost: the average since the node was
+// Upkeep that ALEX does before an insert. Msi and Msh, where given, replace its rule of cost: the average since the node was
 // built must not exceed the larger of them and what was expected.
 inline Upkeep upkeep_before_insert(const Gapped &leaf, const lm_config &config) {
   const bool full = leaf.keys_held + 1 > leaf.capacity * 4 / 5;  // a density of 0.8

@@ -63,7 +63,7 @@ class HashTable {
     uint64_t hole = probe(key);
     if (pairs_[hole].key != key) return Done::kAbsent;
     for (uint64_t at = next(hole); pairs_[at].key != kLastKey; at = next(at)) {
-      // A pair moves back unless its home lies behind the hole.
+      // A pair moves back unless its home is behind the hole.
       const uint64_t from_home = distance(home(pairs_[at].key), at);
       if (from_home < distance(hole, at)) continue;
       pairs_[hole] = pairs_[at];

@@ -13,7 +13,7 @@
 
 namespace lm {
 
-// The largest key is kept beside every structure, which may then use it to fill what is empty.
+// The largest key is kept next to every structure, which may then use it to fill what is empty.
 constexpr uint64_t kLastKey = ~uint64_t{0};
 
 constexpr int64_t kGroup = 32;  // keys whose memory is fetched together
@@ -52,7 +52,7 @@ struct ModelNode {
   static size_t bytes(uint32_t fanout) { return sizeof(ModelNode) + sizeof(Child) * fanout; }
 };
 
-// What the leaves of an index share. Used by the one writer only.
+// State that the leaves of an index share. Used by the one writer only.
 struct Context {
   Pool pool;
   lm_config config{};
@@ -135,7 +135,7 @@ inline Line fit_line(const uint64_t *keys, int64_t count) {
   return line;
 }
 
-// What came of an insert or erase of one key.
+// Result of an insert or erase of one key.
 enum class Done { kNew, kPresent, kAbsent, kNoMemory };
 
 struct Pair {

@@ -25,7 +25,7 @@ inline bool allocation_fails() {
   return allocations_to_failure.fetch_sub(1, std::memory_order_relaxed) == 1;
 }
 
-// Whether the system may give huge pages to a region that asks for them.
+// Returns whether the system may give huge pages to a region that asks for them.
 inline bool huge_pages_granted() {
   static const bool granted = [] {
     char line[128] = {0};
@@ -54,7 +54,7 @@ class Pool {
   // Why the last `take` failed.
   int failure() const { return failure_; }
 
-  // Whether most of the memory holds nothing, so that it pays to retire it.
+  // True if most of the memory holds nothing, so that it pays to retire it.
   bool is_sparse() const { return bytes_ > kSparse && 3 * used_bytes_ < bytes_; }
   // Chunks that were retired before and still hold something stay retired together with none of the present ones.
   void retire() {
@@ -66,7 +66,7 @@ class Pool {
     }
     now_ = 1 - now_;
   }
-  // Whether the memory lies in a retired chunk, which it keeps from going back.
+  // True if the memory is in a retired chunk, which it keeps from going back.
   bool is_retired(const void *memory) const {
     const Block *block = reinterpret_cast<const Block *>(static_cast<const char *>(memory) - kHead);
     return side_of(block) != now_ && size_of(block) < kAlone;

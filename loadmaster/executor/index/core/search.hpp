@@ -1,4 +1,4 @@
-// Search among the unsorted keys of a fragment: one byte of a hash of each key, its digest, lies in front of them, so that
+// Search among the unsorted keys of a fragment: one byte of a hash of each key, its digest, is in front of them, so that
 // a search reads a byte a key, sixteen in one instruction where the processor has them, and only then the keys that may be it.
 #ifndef LOADMASTER_INDEX_SEARCH_HPP
 #define LOADMASTER_INDEX_SEARCH_HPP
@@ -28,7 +28,7 @@ inline uint32_t digest_hits(const uint8_t *digests, uint8_t digest) {
 #endif
 }
 
-// The first digest from `from` on that is this one, or `count`. What lies behind `count` up to a whole step is readable.
+// The first digest from `from` on that is this one, or `count`. What is behind `count` up to a whole step is readable.
 inline int64_t next_digest(const uint8_t *digests, int64_t from, int64_t count, uint8_t digest) {
   int64_t step = from & ~(kDigestStep - 1);
   if (step >= count) return count;

@@ -118,7 +118,7 @@ class SortedArray {
     return made;
   }
 
-  // Where the first key that is not less may be, the end included.
+  // Ranks at which the first key that is not less may be, the end included.
   Ranks ranks_of(uint64_t key) const {
     if (root_ == nullptr) return {0, count_};
     const Table *table = root_;

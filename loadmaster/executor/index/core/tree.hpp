@@ -24,7 +24,7 @@ class Tree {
     return root_ != 0;
   }
 
-  // Where a key belongs, while the structure stays: its leaf, and there the predicted place or the fragment. Of a fragment,
+  // Place of a key, while the structure stays: its leaf, and there the predicted place or the fragment. In a fragment,
   // no digest before `first` is the key's.
   struct Place {
     Child leaf;
@@ -192,7 +192,7 @@ class Tree {
     return true;
   }
 
-  // Whether a leaf holds so few keys that it is to be made smaller or joined to a neighbour.
+  // Returns whether a leaf holds so few keys that it is to be made smaller or joined to a neighbour.
   bool is_sparse(Child child) const { return wastes_room(context_, child) || wants_neighbour(context_, child); }
 
   // kAbsent: the structure was changed, and the insert is to be tried again.

@@ -1,8 +1,8 @@
-"""What a fit does beside: plans are made in a thread of their own while the main thread compiles what is tried anyway.
+"""Background work of a fit: plans are made in a thread while the main thread compiles what is tried anyway.
 
 The solver is a process of its own, so that its search and a compilation hardly meet: of the planner, this process runs
 what states problems and checks plans. Without cores to spare, work waits until its result is asked for, and runs there.
-What is timed is timed alone: :meth:`Beside.settle` waits until nothing runs beside.
+What is timed is timed alone: :meth:`Beside.settle` waits until nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Found = TypeVar("Found")
 
 
 class Work(Generic[Found]):
-    """Something that is worked out beside, or where it is asked for.
+    """A piece of work that runs in the background, or where its result is asked for.
 
     Args:
         apart: in a thread of its own, from now on.
@@ -48,21 +48,21 @@ class Work(Generic[Found]):
 
     @property
     def beside_s(self) -> float:
-        """How long it ran while nobody waited for it."""
+        """Seconds that the work ran while nobody waited for it."""
         return max(0.0, self.took_s - self.waited_s)
 
     def is_pending(self) -> bool:
-        """Whether it runs in a thread, and goes on beyond its head start."""
+        """Return whether the work still runs in its thread after its head start, which this waits for."""
         left_s = HEAD_START_S - (time.perf_counter() - self._began)
         return not self.has_ended(max(0.0, left_s))
 
     def settle(self) -> None:
-        """Wait until it does not run."""
+        """Wait until the work does not run."""
         while not self.has_ended(_LOOK_EVERY_S):
             pass
 
     def result(self) -> Found:
-        """What was found, or raised."""
+        """Return what the work found, or raise its error; runs it here if nothing has run it."""
         self.settle()
         if not (self._found or self._error):
             began = time.perf_counter()
@@ -73,12 +73,12 @@ class Work(Generic[Found]):
         return self._found[0]
 
     def end(self) -> None:
-        """Nobody wants it any more: it is told, and has a moment."""
+        """Cancel the work, and give it a moment to end."""
         self._unwanted.set()
         self.has_ended(_FAREWELL_S)
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether it does not run, now or within some time."""
+        """Return whether the work does not run, now or within some time."""
         if self._thread is None:
             return True
         began = time.perf_counter()
@@ -97,33 +97,33 @@ class Work(Generic[Found]):
 
 
 class Beside:
-    """One piece of work at a time, beside what the main thread does."""
+    """One piece of background work at a time, next to what the main thread does."""
 
     def __init__(self) -> None:
         self._work: Work[Any] | None = None
 
     def begin(self, work: Callable[[], Found]) -> Work[Found]:
-        """Begin it where there are cores to spare; elsewhere it waits until its result is asked for."""
+        """Begin work where there are cores to spare; elsewhere it waits until its result is asked for."""
         self.end()
         self._work = begun = Work(work, apart=cores() >= LEAST_CORES)
         return begun
 
     def is_busy(self) -> bool:
-        """Whether something runs beside right now."""
+        """Return whether work runs in the background right now."""
         return self._work is not None and not self._work.has_ended()
 
     def settle(self) -> None:
-        """Wait until nothing runs beside."""
+        """Wait until nothing runs in the background."""
         if self._work is not None:
             self._work.settle()
 
     def end(self) -> None:
-        """What runs is not wanted any more."""
+        """Cancel the work that runs, if any."""
         if self._work is not None:
             self._work.end()
         self._work = None
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

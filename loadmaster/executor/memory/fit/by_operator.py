@@ -27,7 +27,7 @@ _DRAWN_AGAIN = (run_with_rng_state, graphsafe_run_with_rng_state)
 
 
 class ByOperator:
-    """A step like another one, not compiled.
+    """A step that computes what another one does, operator by operator instead of compiled.
 
     Attributes:
         call: ``call(*args, **kwargs)``, the loss. Settings that its first call needs hold for its backward pass, too.
@@ -71,7 +71,7 @@ class ByOperator:
 
 
 class _PlansByOperator(CompiledPlans):
-    """The same plans, known for smaller batches, too."""
+    """Plans of a step, run operator by operator, and known for smaller batches, too."""
 
     def __init__(self, planned: CompiledPlans, run: Callable[[fx.GraphModule, Sequence[Any], Half], Any]) -> None:
         super().__init__(planned.plans, "eager", planned.implementations)

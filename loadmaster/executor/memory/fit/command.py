@@ -1,8 +1,8 @@
 """The command behind ``loadmaster fit``: a step is fitted here, and planned by the process that started this one.
 
-Lines of JSON go out on standard output, see :mod:`loadmaster.executor.parent`: beside its questions, ``{"tried":
-{...}}`` and ``{"knob_tried": {...}}`` tell of a trial, ``{"fitted": {...}}`` of the end, ``{"measurement": {...}}`` of
-what its plan measured. What the model itself prints goes to standard error.
+Lines of JSON go out on standard output, see :mod:`loadmaster.executor.parent`: together with its questions,
+``{"tried": {...}}`` and ``{"knob_tried": {...}}`` tell of a trial, ``{"fitted": {...}}`` of the end,
+``{"measurement": {...}}`` of what its plan measured. What the model itself prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Parser of the arguments of the fit command."""
     p = argparse.ArgumentParser(prog="python -m loadmaster.executor.fit_command", description=__doc__)
     p.add_argument("factory", help="MODULE:FUNCTION returning (model, batch) or (model, batch, loss)")
     p.add_argument("--budget-bytes", required=True, help="what the measured peak must not exceed: bytes, 6GiB or 50%%")
@@ -51,12 +51,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def tried_document(tried: Trial) -> dict[str, Any]:
-    """A try as JSON."""
+    """JSON document of a trial of a plan."""
     return {**asdict(tried), "kept": tried.kept, "time_error": tried.time_error, "text": describe(tried)}
 
 
 def knob_document(tried: KnobTrial) -> dict[str, Any]:
-    """A try of torch.compile's knob as JSON."""
+    """JSON document of a trial of torch.compile's knob."""
     return {**asdict(tried), "kept": tried.kept, "text": describe_knob(tried)}
 
 

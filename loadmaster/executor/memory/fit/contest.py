@@ -36,27 +36,27 @@ class Side(Protocol):
     """One way to keep the budget."""
 
     def begin(self) -> None:
-        """Begin to work out the next offer, beside what other sides try."""
+        """Begin to work out the next offer, while other sides try theirs."""
         ...
 
     def is_at_work(self) -> bool:
-        """Whether the next offer would have to be waited for."""
+        """Return whether the next offer would have to be waited for."""
         ...
 
     def offer(self) -> Offer | None:
-        """What to try next; None: nothing."""
+        """Return the step to try next; None if there is none."""
         ...
 
     @property
     def best_us(self) -> float | None:
-        """The fastest step that kept the budget; None where none did."""
+        """Time of the fastest step that kept the budget; None where none did."""
         ...
 
 
 def contest(sides: Sequence[Side]) -> Side | None:
     """Try what sides offer while it can win; returns the side with the fastest step, None where none keeps the budget.
 
-    The first of sides alike wins. Another step that was not tried may be faster by two hundredths at most.
+    Of equally fast sides the first wins. Another step that was not tried may be faster by two hundredths at most.
     """
     while (offer := next_try(sides)) is not None:
         offer.run()
@@ -64,7 +64,7 @@ def contest(sides: Sequence[Side]) -> Side | None:
 
 
 def next_try(sides: Sequence[Side]) -> Offer | None:
-    """What promises most of all that can win; None where nothing can any more."""
+    """Return the offer that promises most of all that can win; None where none can any more."""
     best = best_of(sides)
     for side in sides:
         side.begin()
@@ -75,7 +75,7 @@ def next_try(sides: Sequence[Side]) -> Offer | None:
 
 
 def _offers(sides: Sequence[Side], best: Side | None) -> list[Offer]:
-    """What sides offer that can win."""
+    """Offers of the sides that can win against the best side so far."""
     offers = [offer for side in sides if (offer := side.offer()) is not None]
     if best is None or best.best_us is None:
         return offers

@@ -1,4 +1,4 @@
-"""A captured step as planners get it: with what trials taught of its times and of what is held beside it."""
+"""A captured step as planners get it: with what trials taught of its times and of what else is held in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Costed:
     """The problems of one captured step.
 
     Attributes:
-        learned: of the latest trials: the factors, and what was held beside what was captured, reserves left out.
+        learned: of the latest trials: the factors, and the bytes held on top of the captured ones, reserves left out.
     """
 
     def __init__(self, captured: CapturedStep, learned: Correction) -> None:
@@ -27,7 +27,7 @@ class Costed:
 
     @property
     def plain(self) -> MemoryProblem:
-        """As captured."""
+        """The problem as captured, without corrections."""
         return self._costed(1.0, 1.0)
 
     @property
@@ -36,17 +36,17 @@ class Costed:
         return -least_resident_bytes(self.plain)
 
     def problem(self, correction: Correction) -> MemoryProblem:
-        """The captured problem, corrected."""
+        """The captured problem, with corrected times and resident bytes."""
         return with_resident(self._costed(correction.products, correction.moves), correction.resident_bytes)
 
     def shares_us(self, schedule: Schedule) -> list[float]:
-        """What library kernels and all others take under the schedule as captured: waits and cuts left out."""
+        """Time of library kernels and of all others under a schedule, at captured costs: waits and cuts left out."""
         sorts = [Corrected(self.captured.costs, products=1.0, moves=0.0), Corrected(self.captured.costs, 0.0, 1.0)]
         replays = [check(self.captured.problem(c), schedule, _UNLIMITED_BYTES) for c in sorts]
         return [_busy_us(r) for r in replays]
 
     def _costed(self, products: float, moves: float) -> MemoryProblem:
-        """With corrected times: made once, for it takes a second on large models."""
+        """The problem with corrected times: made once, for it takes a second on large models."""
         if (products, moves) not in self._problems:
             corrected = Corrected(self.captured.costs, products, moves)
             self._problems[products, moves] = self.captured.problem(corrected)

@@ -1,4 +1,4 @@
-"""What to plan for where a problem, as corrected so far, has no plan under the budget.
+"""Next correction to plan under, where a problem, as corrected so far, has no plan under the budget.
 
 Before any trial, what was set aside for the allocator is an estimate: go without it. After a trial, what one plan
 measured too much need not be what another one does: the tightest plan there may be is tried, if it is tighter than the

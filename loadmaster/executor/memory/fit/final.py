@@ -31,6 +31,6 @@ def time_in_turns(setting: Setting, planned: PlannedSide, knob: KnobSide) -> Non
         for _ in range(ROUNDS):
             planned_us += setting.times_us(plan)
             knob_us += setting.times_us(knob.step)
-    except torch.OutOfMemoryError:  # one beside what the other left in the allocator's cache: their trials stand
+    except torch.OutOfMemoryError:  # one next to what the other left in the allocator's cache: their trials stand
         return
     planned.final_us, knob.final_us = statistics.median(planned_us), statistics.median(knob_us)

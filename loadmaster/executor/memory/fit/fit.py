@@ -67,8 +67,8 @@ def fit(
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share, where that may gain.
         tries: plans that are run at most.
-        knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most beside the
-            plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
+        knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most, next to
+            the plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
         repeats: timed steps of each.
         mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`. Plans and knobs are tried without CUDA graphs,
             and a step's time is that of its kernels; graphs of the fastest are made at the end, measured, and taken
@@ -87,8 +87,8 @@ def fit(
 
     Returns:
         The fastest step that kept the budget, with the record of all tries: under a plan, or torch.compile's own
-        partition under its knob, which ``report`` says. A step time that is still off after the last try is no error:
-        the record shows it.
+        partition under its knob, which ``report`` says. A step time that is still off after the last try is not an
+        error: the record shows it.
 
     Raises:
         BudgetError: nothing was found that keeps the budget; names the bytes measured and what to ask for.
@@ -105,7 +105,7 @@ def fit(
         name=name,
         progress=progress,
     )
-    limit_of("memory").read(budget_bytes, "budget_bytes")  # a slip is no reason to capture for minutes first
+    limit_of("memory").read(budget_bytes, "budget_bytes")  # before minutes of capturing
     fitter = Fitter(
         model,
         batch,

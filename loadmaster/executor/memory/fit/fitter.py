@@ -1,8 +1,8 @@
 """Fitting a step to a byte budget: the fastest step that keeps it by measurement, planned or torch.compile's own.
 
-Plans are run, measured and corrected (:mod:`loadmaster.executor.memory.fit.planned`). Beside them stands what a user
-has without them, torch.compile's own partition under its knob (:mod:`loadmaster.executor.memory.fit.knob`): where that
-is faster, or the only one to keep the budget, or where the model has no plan, it is what the user gets. What was found
+Plans are run, measured and corrected (:mod:`loadmaster.executor.memory.fit.planned`). They are compared with what a
+user has without them, torch.compile's own partition under its knob (:mod:`loadmaster.executor.memory.fit.knob`): where
+that is faster, or the only one to keep the budget, or where the model has no plan, it is what the user gets. The result
 is kept on disk, so that the next call of the same step goes there at once.
 """
 
@@ -61,7 +61,7 @@ Found = TypeVar("Found")
 logger = logging.getLogger(__name__)
 
 KNOB_TRIES = 4
-# The step is no graph that can be planned, or one that nobody foresaw: what torch.compile makes of it may still run.
+# The step is not a graph that can be planned, or one that nobody foresaw: what torch.compile makes of it may still run.
 _NO_PLAN = (UntraceableError, RuntimeError, AssertionError, LookupError)
 _SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
 
@@ -138,14 +138,14 @@ class Fitter:
             return capture_step(setting.model, setting.batch, setting.loss, setting.options, noted=self._noted)
 
     def _noted(self, module: fx.GraphModule) -> None:
-        """Dynamo's graph of the step: what it needs that takes a while is begun."""
+        """Take Dynamo's graph of the step, and begin what it needs that takes a while."""
         if self.setting.options.backend == "inductor":
             vector_isas.ask_ahead(module)
         self.setting.ahead.take(module)
 
     @cached_property
     def costed(self) -> Costed:
-        """Its problems, and what trials taught of them: the latest here, else what the last run left on disk."""
+        """The step's problems, and what trials taught of them: the latest here, else what the last run left on disk."""
         known = self._kept.correction if self._is_measured else None
         return Costed(self.captured, known or Correction())
 
@@ -255,14 +255,14 @@ class Fitter:
 
     @property
     def _plain(self) -> MemoryProblem:
-        """As captured. Operators are measured now, where capturing has not measured them."""
+        """The problem as captured. Operators are measured here, where capturing has not measured them."""
         costed, setting = self.costed, self.setting
         with setting.phases.during(COSTING), setting.ahead.standing_still():
             return costed.plain
 
     @property
     def _is_measured(self) -> bool:
-        """Whether costs are those of this device, which what is learned is of."""
+        """True if costs are measured on this device: corrections that trials teach are for such costs."""
         return self.setting.options.costs is None and self.setting.options.hardware is None
 
     def _taken_before(self, budget_bytes: int | str, knob_tries: int) -> KnobSide | None:
@@ -275,7 +275,7 @@ class Fitter:
         return knob
 
     def _is_as_before(self, knob: KnobSide) -> bool:
-        """Whether the one try kept the budget, and took about as long as it is known to take."""
+        """Return whether the one try kept the budget, and took about as long as it is known to take."""
         if knob.best_us is None:
             return False
         before_us = [p.step_us for p in knob.known if p.knob == knob.tries[0].knob]
@@ -293,7 +293,7 @@ class Fitter:
         )
 
     def _share(self, budget_bytes: int) -> float:
-        """Where a budget lies between what is resident and the captured step's peak; 1 where nothing was captured."""
+        """Place of a budget between resident bytes (0) and the captured step's peak (1); 1 if nothing is captured."""
         if "costed" not in vars(self):
             return 1.0
         resident_bytes, plain_bytes = self.captured.resident_bytes, peak_bytes(self.costed.plain)
@@ -346,7 +346,7 @@ class Fitter:
         return Fitted(step, None, None, trials, None, tuple(knob.tries), None, said, seconds, plain=plain)
 
     def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
-        """What the plan measured, with the curve of one more step; None where the profiler broke, and the log has why.
+        """Measurement of the plan, with the curve of one more step; None where the profiler broke: the log has why.
 
         The step is measured and there: nothing that happens here takes it away.
         """

@@ -1,4 +1,4 @@
-"""What was taken, in the mode that the user asked for: CUDA graphs are made of the winner alone.
+"""The fastest step in the mode that the user asked for: CUDA graphs are made of the winner alone.
 
 Trials run without them, and count what kernels take. What a CUDA graph holds is allocated when it is recorded, and
 stays as long as its step: one trial's memory would count as the next one's.

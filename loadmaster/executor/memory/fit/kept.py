@@ -1,4 +1,4 @@
-"""What a fit leaves on disk for the next one of the same step: which side won, what the knob measured and plans taught.
+"""Record that a fit leaves on disk for the next one of the same step: who won, what the knob measured and plans taught.
 
 Steps are the same where model, batch, loss, precision, device and versions are. That is known before anything is
 traced, so that the next call goes to the knob that won at once. What is read here is never believed: every step that a
@@ -33,7 +33,7 @@ RECORD = 2  # 1 has knobs that won with masks drawn twice: their gradients were 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is known of a step before it is captured.
+    """All that is known of a step before it is captured.
 
     Attributes:
         probes: knobs that were measured, under any budget.
@@ -49,18 +49,18 @@ class Kept:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def with_probes(self, probes: Sequence[Probe]) -> Kept:
-        """With these, which replace those of the same knobs."""
+        """The record with these probes, which replace those of the same knobs."""
         newer = {p.knob: p for p in (*self.probes, *probes)}
         return replace(self, probes=tuple(newer.values()))
 
     def with_taken(self, budget: int | str, budget_bytes: int, knob: float | None) -> Kept:
-        """With what was taken for a budget; None: a plan."""
+        """The record with the knob that won a budget; None: a plan won."""
         others = {b: k for b, k in self.knobs.items() if b != str(budget)}
         return replace(self, knobs=others if knob is None else {**others, str(budget): (budget_bytes, knob)})
 
 
 def path_of(setting: Setting) -> Path:
-    """Where what is kept of this step lies."""
+    """Path of the file that keeps the record of this step."""
     step, options = Step(setting.model, setting.loss), setting.options
     guards = guards_of(setting.model, step.batch(setting.batch))
     modules = {type(m) for m in setting.model.modules()}
@@ -81,7 +81,7 @@ def path_of(setting: Setting) -> Path:
 
 
 def read(path: Path) -> Kept:
-    """What is kept there; nothing of what does not read as it was written."""
+    """Read a record; an empty one where the file does not read as it was written."""
     found = read_kept(path)
     try:
         learned = found.get("correction")
@@ -110,7 +110,7 @@ def _is_sane(kept: Kept) -> bool:
 
 
 def write(path: Path, kept: Kept) -> None:
-    """Keep it for the next run."""
+    """Write a record for the next run."""
     keep(path, asdict(kept))
 
 
@@ -121,7 +121,7 @@ def _device(device: torch.device) -> str:
 
 
 def _code(called: Any) -> str:
-    """A function or module in its code: equal for functions that do the same."""
+    """Text of a function's or module's code: equal for functions that do the same."""
     if called is None:
         return "none"
     if isinstance(called, torch.nn.Module):

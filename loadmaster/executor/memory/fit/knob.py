@@ -37,17 +37,17 @@ class KnobTrial:
 
     @property
     def kept(self) -> bool:
-        """Whether the step stayed within the budget."""
+        """True if the step stayed within the budget."""
         return self.probe.keeps(self.budget_bytes)
 
     @property
     def probe(self) -> Probe:
-        """What the search takes of it."""
+        """The trial as the knob search reads it."""
         return Probe(self.knob, self.used_bytes, self.measured.step_us, self.measured.ran_out)
 
     @property
     def record(self) -> KnobTryRecord:
-        """What is written down of it."""
+        """The trial as it is written to a file."""
         found = self.measured
         return KnobTryRecord(
             budget_bytes=self.budget_bytes,
@@ -80,7 +80,7 @@ class KnobOffer(Offer):
 
 
 class KnobSide:
-    """The knob's tries under one budget.
+    """Tries of torch.compile's knob under one budget, as a side of the contest.
 
     Args:
         known: what other budgets and runs measured: it steers the search; what would win is measured again.
@@ -101,54 +101,54 @@ class KnobSide:
         self.setting, self.budget_bytes, self.most, self.on_try = setting, budget_bytes, most, on_try
         self.share = share
         self.is_hopeless: Callable[[], bool] = lambda: False
-        """Says that no knob will keep the budget."""
+        """Returns whether no knob will keep the budget."""
         self.only_hope = False
-        """There are no plans: see :func:`~loadmaster.executor.memory.fit.knob_search.next_knob`."""
+        """True if there are no plans: see :func:`~loadmaster.executor.memory.fit.knob_search.next_knob`."""
         self.known = tuple(known)
         self.tries: list[KnobTrial] = []
         self.failed: str | None = None
-        """Why torch.compile could not run the step."""
+        """Reason why torch.compile could not run the step; None if it could."""
         self.step: KnobStep | None = None
-        """Of the try that is chosen."""
+        """Step of the chosen try."""
         self.compared = Comparison("")
-        """That step held against plain PyTorch's."""
+        """Comparison of the chosen step with plain PyTorch's."""
         self.differs: Difference | None = None
-        """Why a try that kept the budget is not taken, and no other knob is tried: it is not plain PyTorch's step."""
+        """Difference from plain PyTorch's step: a try that kept the budget is not taken, and no other knob is tried."""
         self._refused: set[int] = set()
         self.final_us: float | None = None
-        """Its time, if it was timed again."""
+        """Time of the chosen step, if it was timed again."""
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """All that is known, measured here before what is known from before."""
+        """All known probes: those measured here, then those of earlier fits."""
         here = {t.knob: t.probe for t in self.tries}
         return (*here.values(), *(p for p in self.known if p.knob not in here))
 
     @property
     def chosen(self) -> int | None:
-        """Which of the tries is the fastest that kept the budget."""
+        """Index of the fastest try that kept the budget; None where none did."""
         kept = [i for i, t in enumerate(self.tries) if t.kept and i not in self._refused]
         return min(kept, key=lambda i: self.tries[i].measured.step_us, default=None)
 
     @property
     def best_us(self) -> float | None:
-        """Its time."""
+        """Step time of the chosen try; None where no try kept the budget."""
         if self.chosen is None:
             return None
         return self.final_us or self.tries[self.chosen].measured.step_us
 
     def begin(self) -> None:
-        """As long as no knob keeps the budget the next one is wanted in any case: compile it ahead."""
+        """Compile the next knob ahead, as long as no knob keeps the budget: it is wanted in any case."""
         if self.best_us is None and (offer := self.offer()) is not None:
             self.setting.ahead.knob(offer.knob)
 
     def is_at_work(self) -> bool:
-        """Never."""
+        """Return False: the next offer never has to be waited for."""
         return False
 
     def offer(self) -> KnobOffer | None:
-        """What to try next: a knob that has kept the budget before, or the next of the search. While it is compiled
-        ahead, another side's step is compiled here.
+        """Return the knob to try next: one that has kept the budget before, or the next of the search. While it is
+        compiled ahead, another side's step is compiled here.
         """
         if self.failed is not None or self.differs is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None

@@ -1,9 +1,9 @@
-"""Which ``activation_memory_budget`` of torch.compile to try next: the fastest that keeps a budget, in few tries.
+"""Search for the ``activation_memory_budget`` of torch.compile that keeps a budget and is the fastest, in few tries.
 
 Each try is a compilation, as long as the user's own. Times are all but monotone in the knob: the less is kept, the more
 is computed again. Peaks are not: below some knob the backward pass computes much again at once, and takes more than at
 a higher one (measured on an H200: BERT-large 17.4, 12.9, 15.1, 12.8, 13.9 GiB at 1, 0.7, 0.5, 0.3, 0.1). So the highest
-knob that keeps the budget is looked for. The search begins where the budget lies between nothing kept and everything,
+knob that keeps the budget is looked for. The search begins where the budget is between nothing kept and everything,
 goes on at points spread over the range until one keeps it, then towards the lowest one above that does not. While none
 keeps it, it stays on the side of the least peak: ConvNeXt's 3.35 GiB at 0.2 and 2.69 at 0.1 say what 0.5 takes. It ends
 where little can be won: the constants below suit the models and knobs in ``benchmarks/results/memory_gpu.json``.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# In this order, while none keeps the budget; the first is the one that is nearest to where the budget lies.
+# In this order, while none keeps the budget; the first is the one that is nearest to where the budget is.
 SPREAD = (1.0, 0.5, 0.2, 0.75, 0.1)
 LEAST_STEP = 0.06  # of the knob: closer ones hardly differ
 NEARLY_FULL = 0.95  # of the budget: a higher knob has no room
@@ -23,7 +23,7 @@ LEAST_GAIN = 0.02  # of the step's time: less is not worth a compilation
 LEAST_WHOLE = 0.5  # of what plain PyTorch keeps: a compiled step that computes nothing again keeps that at least (0.55)
 FAR = 1.25  # of the budget: what the best of two takes where another one hardly keeps it
 _LOW = 0.2  # below a half peaks hardly fall any more
-_COMPILED = 1.25  # by how much a knob may lie above the share that the captured step tells of
+_COMPILED = 1.25  # by how much a knob may be above the share that the captured step tells of
 NOISE = 0.03  # of a time: how far times are from monotone
 # Of the forward pass at most all is computed again, which is about a third of a step: of six models on an H200 no step
 # took more than 1.29 of the one at 1.
@@ -45,17 +45,17 @@ class Probe:
     ran_out: bool = False
 
     def keeps(self, budget_bytes: int) -> bool:
-        """Whether the step stayed within the budget."""
+        """Return whether the step stayed within the budget."""
         return not self.ran_out and self.used_bytes <= budget_bytes
 
 
 def next_knob(
     probes: Sequence[Probe], budget_bytes: int, share: float = 1.0, *, only_hope: bool = False
 ) -> float | None:
-    """What to try next; None where no other knob is likely to do better.
+    """Return the knob to try next; None where no other knob is likely to do better.
 
     Args:
-        share: where the budget lies, as far as the captured step tells: at 0 nothing is kept for the backward pass, at
+        share: where the budget is, as far as the captured step tells: at 0 nothing is kept for the backward pass, at
             1 all. Its peak is that of plain PyTorch; a compiled step takes less.
         only_hope: nothing but the knob can keep the budget, so that unlikely ones are tried too. Of a step in several
             graphs it may move nothing at a half and more than half of the peak at a fifth (BART-large on an H100: 21.1
@@ -85,7 +85,7 @@ def next_knob(
 
 
 def _is_behind_a_higher(knob: float, probes: Sequence[Probe]) -> bool:
-    """Whether a knob was tried between this one and the one of the least peak, and took more than that."""
+    """Return whether a knob between this one and the one of the least peak was tried, and took more than that."""
     least = min(probes, key=lambda p: p.used_bytes, default=None)
     return least is not None and any(
         min(knob, least.knob) < p.knob < max(knob, least.knob) and p.used_bytes > least.used_bytes for p in probes
@@ -98,8 +98,8 @@ def _same_peak(one: Probe, other: Probe) -> bool:
 
 
 def at_least_us(probes: Sequence[Probe], knob: float) -> float:
-    """What a step at the knob takes at least: as long as one at a higher knob did, or as one at a lower knob did that
-    computed the whole forward pass again.
+    """Lower bound of a step's time at the knob: as long as one at a higher knob took, or as one at a lower knob took
+    if that computed the whole forward pass again.
     """
     timed = [p for p in probes if not p.ran_out]
     return (1.0 - NOISE) * max(
@@ -109,8 +109,8 @@ def at_least_us(probes: Sequence[Probe], knob: float) -> float:
 
 
 def expected_us(probes: Sequence[Probe], knob: float) -> float:
-    """What it may take: more than at the next higher one by what is computed again, or less than at the next lower one
-    by what is not. 0 where nothing is known.
+    """Expected time of a step at the knob: more than at the next higher one by what is computed again, or less than at
+    the next lower one by what is not. 0 where nothing is known.
     """
     timed = sorted((p for p in probes if not p.ran_out), key=lambda p: p.knob)
     above = next((p for p in timed if p.knob >= knob), None)

@@ -1,4 +1,4 @@
-"""Where the time of a fit goes: seconds by phase, and what each took the last time."""
+"""Time of a fit: seconds by phase, and what each phase took the last time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compiling(what: str) -> str:
 
 
 def timing(what: str) -> str:
-    """The phase in which they are measured."""
+    """The phase in which the steps of a side are measured."""
     return f"timing {what}"
 
 
@@ -29,7 +29,7 @@ class Phases:
 
     Attributes:
         seconds: by phase, so far.
-        beside_s: of planning, what went on beside another phase.
+        beside_s: of planning, what went on during another phase.
         before: by phase, what it took the last time, each time.
     """
 
@@ -42,7 +42,7 @@ class Phases:
         self._stood_at: float | None = None
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Begin a fit: count from zero, and remember what each phase took."""
         self.before = self.each_s
         self.seconds.clear()
         self.beside_s = 0.0
@@ -50,18 +50,18 @@ class Phases:
         self._began = time.perf_counter()
 
     def stand_still(self) -> None:
-        """What comes until :meth:`go_on` is not counted: the user trains."""
+        """Leave the time until :meth:`go_on` uncounted: the user trains."""
         self._stood_at = time.perf_counter()
 
     def go_on(self) -> None:
-        """Count from here on again."""
+        """Count again after :meth:`stand_still`."""
         if self._stood_at is not None:
             self._began += time.perf_counter() - self._stood_at
             self._stood_at = None
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count what happens inside."""
+        """Count the seconds inside the context as those of a phase."""
         start = time.perf_counter()
         try:
             yield
@@ -71,16 +71,16 @@ class Phases:
 
     @property
     def each_s(self) -> dict[str, float]:
-        """By phase, what it took each time: in this fit, else the last time."""
+        """Seconds that each phase took each time: in this fit, else the last time."""
         return self.before | {phase: s / self._times[phase] for phase, s in self.seconds.items()}
 
     def last_time(self, phase: str) -> str:
-        """What to say of a phase that begins; empty where nothing is known."""
+        """Words on how long a phase took the last time; empty where nothing is known."""
         known = self.each_s.get(phase)
         return "" if known is None else f" ({known:.0f} s the last time)"
 
     def words(self) -> str:
-        """One sentence: what took how long, of all since the beginning."""
+        """One sentence on how long each phase took, of all since the beginning."""
         if not self.seconds:
             return ""
         said = {phase: f"{phase} took {seconds:.1f} s" for phase, seconds in self.seconds.items()}

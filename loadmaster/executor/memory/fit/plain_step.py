@@ -17,7 +17,7 @@ from loadmaster.models.fit_record import PlainTryRecord
 
 @dataclass(frozen=True)
 class PlainTrial:
-    """What plain PyTorch's step measured.
+    """A run of plain PyTorch's step, and what it measured.
 
     Attributes:
         budget_bytes: the user's.
@@ -30,12 +30,12 @@ class PlainTrial:
 
     @property
     def kept(self) -> bool:
-        """Whether the step stayed within the budget."""
+        """True if the step stayed within the budget."""
         return self.used_bytes <= self.budget_bytes
 
     @property
     def record(self) -> PlainTryRecord:
-        """What is written down of it."""
+        """The trial as it is written to a file."""
         found = self.measured
         return PlainTryRecord(self.budget_bytes, self.used_bytes, found.peak_bytes, found.step_us, self.kept)
 

@@ -47,16 +47,16 @@ Planner = Callable[..., MemoryPlan]
 logger = logging.getLogger(__name__)
 
 IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
-# No first plan of those recorded under benchmarks/results took less than 0.89 of the time it was planned to take; but
-# for RoBERTa's 0.82, of a loss that has been mended since.
+# No first plan of those recorded under benchmarks/results took less than 0.89 of the time it was planned to take,
+# except one of RoBERTa's, which took 0.82.
 PESSIMISM = 0.15
-# A plan that training waits for. What a planner finds later is tried beside training.
+# A plan that training waits for. What a planner finds later is tried while the step trains.
 SOON_S = 20.0
 FAR = 2.0  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 
 
 class PlannedSide:
-    """The plans of one budget.
+    """Plans under one budget, as a side of the contest.
 
     Args:
         planner: as for :func:`~loadmaster.executor.memory.fit.fit.fit`.
@@ -84,45 +84,45 @@ class PlannedSide:
         self.alone, self.on_try = alone, on_try
         self.state = State(budget_bytes, self._first(budget_bytes))
         self.failed: Exception | None = None
-        """Why no plan could be run, or no other one."""
+        """Error because of which no plan could be run, or no other one."""
         self.compared = Comparison("")
-        """The step of the plan that is chosen, held against plain PyTorch's."""
+        """Comparison of the chosen plan's step with plain PyTorch's."""
         self.differs: Difference | None = None
-        """Why a plan that kept the budget is not taken, and no other one is tried: it is not plain PyTorch's step."""
+        """Difference from plain PyTorch's step: a plan that kept the budget is not taken, and no other one is tried."""
         self._refused: set[int] = set()
         self.final_us: float | None = None
         """The time of the plan that is chosen, if it was timed again."""
         self._next: Proposal | None = None
         self._done = False
         self._asked: tuple[MemoryProblem, Work[MemoryPlan]] | None = None
-        """What the planner is at, or has found and nobody has looked at yet."""
+        """Problem that the planner works on, and the work itself, until its plan is looked at."""
 
     @property
     def chosen(self) -> int | None:
-        """Which of the trials is the fastest that kept the budget; the later of two alike."""
+        """Index of the fastest trial that kept the budget; the later of two that are equally fast."""
         kept = [i for i, t in enumerate(self.state.trials) if t.kept and i not in self._refused]
         return min(kept, key=lambda i: (self.state.trials[i].measured.step_us, -i), default=None)
 
     @property
     def best_us(self) -> float | None:
-        """Its time."""
+        """Step time of the chosen plan; None where no plan kept the budget."""
         if self.chosen is None:
             return None
         return self.final_us or self.state.trials[self.chosen].measured.step_us
 
     @property
     def waiting_us(self) -> float | None:
-        """What a plan that was proposed and not run is planned to take."""
+        """Planned time of the plan that is proposed and not run; None if there is none."""
         return None if self._next is None else self._next.verdict.time_us
 
     def begin(self) -> None:
-        """Have the next plan made, beside what others try."""
+        """Have the next plan made, while other sides try theirs."""
         if self._lacks_a_plan and self._asked is None and not self.alone:
             problem = self._problem(self.state)
             self._asked = problem, self.setting.beside.begin(lambda: self._plan(problem))
 
     def is_at_work(self) -> bool:
-        """Whether the planner is still at it."""
+        """Return whether the planner still works on the next plan."""
         return self._asked is not None and self._asked[1].is_pending()
 
     def offer(self) -> Offer | None:
@@ -147,12 +147,12 @@ class PlannedSide:
         return Offer((1.0 - self._most_off) * planned_us, planned_us, self._try, lambda: self._is_ready(plan))
 
     def is_far(self) -> bool:
-        """Whether every plan is proved to need much more than the budget: no partition of the same graph will do."""
+        """Return whether plans are proved to need much more than the budget: no partition of the graph will do."""
         needed_bytes = self.failed.needed_bytes if isinstance(self.failed, BudgetError) else 0
         return needed_bytes > FAR * self.state.budget_bytes
 
     def error(self) -> Exception:
-        """Why no plan keeps the budget."""
+        """Error that says why no plan keeps the budget."""
         return self.failed or broken(self.state.trials)
 
     def _is_ready(self, plan: MemoryPlan) -> bool:
@@ -189,7 +189,7 @@ class PlannedSide:
             self.state = corrected
 
     def _proposed(self, state: State) -> tuple[State, Proposal | None]:
-        """A plan for the problem as corrected so far, less is resident where there is none; None: keep what there is.
+        """A plan for the problem as corrected so far, with less resident where none exists; None: keep what there is.
 
         Raises:
             BudgetError: no plan was found that keeps the budget.
@@ -240,7 +240,7 @@ class PlannedSide:
         return self.planner(problem)
 
     def _measured(self, state: State, proposal: Proposal) -> State:
-        """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
+        """The state with one more trial: that of the plan, or the known one of a plan with the same schedule."""
         problem, plan = proposal.problem, proposal.plan
         known = next((c for c in state.candidates if c.plan.schedule == plan.schedule), None)
         candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
@@ -255,7 +255,7 @@ class PlannedSide:
         return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))
 
     def _corrected(self, state: State, verdict: Check) -> State:
-        """What the next problem is corrected by, after the latest trial."""
+        """The state with the correction of the next problem, after the latest trial."""
         latest, candidate = state.trials[-1], state.candidates[-1]
         correction = latest.correction
         if not latest.kept or _is_idle(latest, verdict):
@@ -292,7 +292,7 @@ class PlannedSide:
 
     @property
     def _measured_share(self) -> float:
-        """Of its planned time, what the best plan took, where the next one's times are planned as that one's were."""
+        """Measured over planned time of the best plan, if the next plan's times are corrected the same; else 1."""
         if self.chosen is None:
             return 1.0
         best, now = self.state.trials[self.chosen], self.state.correction
@@ -301,7 +301,7 @@ class PlannedSide:
 
     @property
     def _most_off(self) -> float:
-        """By which share a plan may take less than expected.
+        """Share by which a plan may take less than expected.
 
         Where one kept the budget, times are as it measured, and another is there to be faster than it: one that is
         not expected to be is no better.
@@ -312,7 +312,7 @@ class PlannedSide:
 
     @property
     def _was_profiled(self) -> bool:
-        """Whether planned times were measured where kernels run alone; others bound nothing."""
+        """True if planned times were measured where kernels run alone; others bound nothing."""
         options = self.setting.options
         return self.setting.device.type == "cuda" and options.costs is None and options.hardware is None
 
@@ -322,8 +322,8 @@ class PlannedSide:
     def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
         """Factors that make the captured costs of the plan those that were measured.
 
-        Waiting for copies and cutting the graph are no operator's time. The time between kernels is spread over both
-        sorts, so that a step that is planned again with these factors is planned to take what it took.
+        Waiting for copies and cutting the graph are not an operator's time. The time between kernels is spread over
+        both sorts, so that a step that is planned again with these factors is planned to take what it took.
         """
         assert candidate.plan.schedule is not None
         planned = self.costed.shares_us(candidate.plan.schedule)
@@ -339,7 +339,7 @@ class PlannedSide:
 
 
 def _takes_limit(planner: Planner) -> bool:
-    """Whether it can be given a time limit, and has none from who made it."""
+    """Return whether the planner can be given a time limit, and has none from who made it."""
     if isinstance(planner, functools.partial) and not planner.keywords.keys().isdisjoint(("options", "time_limit_s")):
         return False
     try:
@@ -350,7 +350,7 @@ def _takes_limit(planner: Planner) -> bool:
 
 
 def _ran_out_of_time(plan: MemoryPlan) -> bool:
-    """Whether more time may make another plan faster by what is worth a compilation."""
+    """Return whether more planning time may make another plan faster by what is worth a compilation."""
     return plan.stopped_by == "time" and plan.gap is not None and plan.gap > 1.0 - WORTH_A_TRY
 
 
@@ -362,10 +362,10 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _may_gain(proposal: Proposal, before: Correction, after: Correction) -> bool:
-    """Whether corrected times may make another plan faster by what is worth a compilation.
+    """Return whether corrected times may make another plan faster by what is worth a compilation.
 
-    Every plan computes the step once, whatever that takes; they differ in what they spend beside that, and are ranked
-    anew as far as one sort of kernels was off by more than the other. Copies overlap with all of it.
+    Every plan computes the step once, whatever that takes; they differ in what they spend in addition, and are
+    ranked differently as far as one sort of kernels was off by more than the other. Copies overlap with all of it.
     """
     products, moves = after.products / before.products, after.moves / before.moves
     if proposal.problem.may_offload:
@@ -376,7 +376,7 @@ def _may_gain(proposal: Proposal, before: Correction, after: Correction) -> bool
 
 
 def _is_idle(latest: Trial, verdict: Check) -> bool:
-    """Whether the step spends time to save memory, and then leaves a good part of what it was planned to take."""
+    """Return whether the step spends time to save memory, and then leaves a good part of its planned peak unused."""
     spends = verdict.recompute_us + verdict.stall_us + verdict.cut_us > 0
     return latest.kept and spends and -latest.excess_bytes > IDLE_SHARE * latest.budget_bytes
 

@@ -35,7 +35,7 @@ def allocator_reserve_bytes(problem: MemoryProblem, budget_bytes: int) -> int:
 
 
 def has_left_overs(device: torch.device) -> bool:
-    """Whether the allocator hands out blocks larger than asked: PyTorch's on CUDA, without expandable segments."""
+    """Return whether the allocator hands out larger blocks than asked: PyTorch's on CUDA, unless segments expand."""
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return False
     settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))

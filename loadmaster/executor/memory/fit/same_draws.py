@@ -43,7 +43,7 @@ def uniform(size: Sequence[int], seed: int, device: torch.device) -> Tensor:
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, random operators draw the same as in any other place, under the same seed.
+    """Dispatch mode in which random operators draw the same wherever they run, under the same seed.
 
     Attributes:
         drawn: names of the operators that drew.
@@ -81,11 +81,11 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def uniform(self, size: Sequence[int], device: Any, seed: int | None = None) -> Tensor:
-        """Numbers between 0 and 1."""
+        """Uniformly distributed numbers between 0 and 1."""
         return uniform(size, self.seed if seed is None else seed, torch.device(device or "cpu"))
 
     def normal(self, size: Sequence[int], device: Any, seed: int | None = None) -> Tensor:
-        """Normally distributed ones."""
+        """Normally distributed numbers of mean 0 and variance 1."""
         numbers: Tensor = torch.special.ndtri(self.uniform(size, device, seed))
         return numbers
 
@@ -115,7 +115,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _name(func: Any, args: Sequence[Any]) -> str:
-    """Of an operator, the same in place and as a function."""
+    """Name of an operator, the same for its in-place and its functional form."""
     operator = next(filter(draws, args)) if isinstance(func, torch._ops.HigherOrderOperator) else func
     name: str = operator._schema.name.removeprefix("aten::")
     return name.removesuffix("_functional").removesuffix("_")
@@ -129,7 +129,7 @@ def _dropout(mode: SameDraws, _func: Any, x: Tensor, p: float, train: bool | Non
 
 
 def _bernoulli(mode: SameDraws, func: Any, x: Tensor, p: Any = 0.5) -> Tensor:
-    """Zeros and ones. On a CPU dropout draws with the chance of what is kept."""
+    """Draw zeros and ones. On a CPU dropout draws with the chance of what is kept."""
     numbers = mode.uniform(x.shape, x.device)
     if func._overloadname == "default":
         kept = numbers < x

@@ -1,4 +1,4 @@
-"""What every trial of a fit shares: the model, its batch and loss, and how a step of them is run and measured."""
+"""The setting that all trials of a fit share: model, batch and loss, and how a step of them is run and measured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A step that is fitted, and how.
+    """A step that is fitted, with all that its trials have in common.
 
     Attributes:
         fragmentation_reserve_bytes: as for :func:`~loadmaster.executor.memory.fit.fit.fit`; None: reserved bytes count.
@@ -46,7 +46,7 @@ class Setting:
         mode: what the user asked for. Trials run without CUDA graphs; where these are to come, a step's time is that of
             its kernels, which a graph leaves of it.
         phases: what its time is spent on.
-        beside: what goes on beside the trials' compilations.
+        beside: what goes on in the background of the trials' compilations.
         ahead: what is compiled before it is asked for.
         verifier: holds steps against plain PyTorch's; None: nothing does.
     """
@@ -67,11 +67,11 @@ class Setting:
 
     @property
     def reserve_bytes(self) -> int:
-        """Of the budget, kept free."""
+        """Bytes of the budget that are kept free."""
         return self.fragmentation_reserve_bytes or 0
 
     def used_bytes(self, measured: Measurement) -> int:
-        """What counts against a budget."""
+        """Bytes of a measurement that count against a budget."""
         if self.fragmentation_reserve_bytes is None:
             return measured.reserved_bytes
         return measured.peak_bytes + self.fragmentation_reserve_bytes
@@ -89,7 +89,7 @@ class Setting:
         )
 
     def run(self, step: AnyStep, budget_bytes: int, side: str, name: str) -> Measurement:
-        """Compile a step, and measure it once nothing runs beside. One that takes more than the device has ran out.
+        """Compile a step, and measure it once nothing else runs. One that takes more than the device has ran out.
 
         Args:
             side, name: whose phases this counts as, and what to call the step meanwhile.
@@ -149,7 +149,7 @@ class Setting:
         )
 
     def compared(self, step: AnyStep) -> Comparison:
-        """A step that was run before, held against one of plain PyTorch, if that is wanted."""
+        """Compare a step that was run before with one of plain PyTorch, if that is wanted."""
         if self.verifier is None:
             return Comparison("")
         with live_line.line(self.options.progress) as line, self.ahead.standing_still():
@@ -158,12 +158,12 @@ class Setting:
 
     @property
     def counts_kernels(self) -> bool:
-        """Whether the launches of a trial's kernels say nothing of the step that the user gets."""
+        """True if launching a trial's kernels says nothing of the step that the user gets, which runs a CUDA graph."""
         return self.mode != "default" and self.device.type == "cuda"
 
     @property
     def may_tune_while_training(self) -> bool:
-        """Whether tries can wait for what helpers compile, and hold up no other rank."""
+        """True if tries can wait for what helpers compile, and hold up no other rank."""
         return self.mode == "default" and self.ahead.is_at_work and not is_among_ranks()
 
     def _kernels_us(self, step: AnyStep) -> float:
@@ -172,7 +172,7 @@ class Setting:
         return timeline.products_us + timeline.moves_us
 
     def times_us(self, step: AnyStep) -> list[float]:
-        """Times of a few steps of one that is compiled."""
+        """Times of a few runs of a compiled step."""
         return self.alone(step, lambda run: times_us(run, self.device, self.repeats))
 
     def alone(self, step: AnyStep | PlainStep, look: Callable[[Callable[[], None]], Found]) -> Found:

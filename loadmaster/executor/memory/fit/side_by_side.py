@@ -1,4 +1,4 @@
-"""A planned step and the measured one as one trace, to look at beside each other."""
+"""A planned step and the measured one as one trace, to look at next to each other."""
 
 from __future__ import annotations
 

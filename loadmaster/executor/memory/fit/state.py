@@ -1,4 +1,4 @@
-"""Where fitting a step to a budget stands: what was proposed, what was run, and what it comes to."""
+"""State of fitting a step to a budget: what was proposed, what was run, and what it comes to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from loadmaster.models.shown import one_line, remember
 class Fitted:
     """A step that keeps its budget.
 
-    As long as tries go on beside training, all of this is of the tries so far; :meth:`finish` runs the rest at once.
+    While tries go on as the step trains, all of this is of the tries so far; :meth:`finish` runs the rest at once.
 
     Attributes:
         step: to train with, as :func:`~loadmaster.executor.memory.run.apply.apply` returns it; or torch.compile's own
@@ -58,7 +58,7 @@ class Fitted:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing is left to try."""
+        """True if nothing is left to try."""
         return not isinstance(self.step, TunedStep)
 
     def finish(self) -> Fitted:
@@ -73,7 +73,7 @@ class Fitted:
 
     @property
     def measured(self) -> Measurement:
-        """Of the step."""
+        """Measurement of the step that the fit chose."""
         if self.plain is not None:
             return self.plain.measured
         if self.chosen_knob is not None:
@@ -88,7 +88,7 @@ class Fitted:
 
     @property
     def record(self) -> FitRecord:
-        """All of it but the step itself: what can be written down."""
+        """Record of the fit without the step itself, which can be written to a file."""
         tries, knob_tries = tuple(map(recorded, self.tries)), tuple(t.record for t in self.knob_tries)
         plain = None if self.plain is None else self.plain.record
         return FitRecord(self.plan, self.problem, tries, self.chosen, knob_tries, self.chosen_knob, plain=plain)
@@ -135,13 +135,13 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where fitting stands.
+    """State of fitting a step to one budget.
 
     Attributes:
         budget_bytes: what the step must keep.
         correction: of the next problem, ``margin_bytes`` among its resident bytes: they go first where no plan fits.
         trials, candidates: what was run so far, in order.
-        refused: the last plan that was infeasible, and what was resident beside the captured bytes then.
+        refused: the last plan that was infeasible, and what was resident in addition to the captured bytes then.
     """
 
     budget_bytes: int
@@ -153,5 +153,5 @@ class State:
 
     @property
     def kept(self) -> bool:
-        """Whether some step kept the budget."""
+        """True if some step kept the budget."""
         return any(t.kept for t in self.trials)

@@ -21,7 +21,7 @@ Call = Callable[..., torch.Tensor]
 
 
 def runner(call: Call, step: Step, batch: AnyBatch, *, gradients_held: bool) -> Callable[[], None]:
-    """One forward and backward pass; the gradients stay and are added to, or are dropped at its end."""
+    """Make a call of one forward and backward pass; gradients stay and are added to, or are dropped at its end."""
     given = batch_of(batch)
     leaves = [t for t in (*step.parameters(), *tensors(batch)) if t.is_leaf and t.requires_grad]
 
@@ -88,7 +88,7 @@ def run_trial(
 
 
 def ran_out(device: torch.device, budget_bytes: int) -> Measurement:
-    """In place of a measurement: a step needs more than this process can have of the device, and than the budget.
+    """Stand-in for the measurement of a step that needs more than the budget and than this process can have.
 
     Call it when the exception is gone: its frames hold what the step had.
     """

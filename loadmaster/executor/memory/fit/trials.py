@@ -1,4 +1,4 @@
-"""What planned steps measured: one record per trial, how far off the plans were, and the words for a broken promise."""
+"""Trials of planned steps: one record each, how far off the plans were, and the words for a broken promise."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IDLE_DEVICE_SHARE = 0.15
 
 @dataclass(frozen=True)
 class Correction:
-    """What trials have taught of a captured problem.
+    """Correction of a captured problem by what trials have taught.
 
     Attributes:
-        resident_bytes: held beside what was captured, through the whole step; negative where less is held.
+        resident_bytes: held in addition to what was captured, through the whole step; negative where less is held.
         products, moves: factors of the times of library kernels, and of all others.
     """
 
@@ -29,7 +29,7 @@ class Correction:
     moves: float = 1.0
 
     def plus(self, resident_bytes: int) -> Correction:
-        """With so many bytes more that are held."""
+        """The correction with so many more resident bytes."""
         return replace(self, resident_bytes=self.resident_bytes + resident_bytes)
 
 
@@ -55,17 +55,17 @@ class Trial:
 
     @property
     def kept(self) -> bool:
-        """Whether the step stayed within the budget."""
+        """True if the step stayed within the budget."""
         return self.used_bytes <= self.budget_bytes
 
     @property
     def excess_bytes(self) -> int:
-        """How far the measured bytes are above the planned peak; negative below it."""
+        """Measured bytes less the planned peak; negative below it."""
         return self.used_bytes - self.planned_peak_bytes
 
     @property
     def beside_bytes(self) -> int:
-        """WrapperBytes beside what was captured, as measured; a reserve counts as held."""
+        """Bytes held in addition to what was captured, as measured; a reserve counts as held."""
         return self.correction.resident_bytes + self.excess_bytes
 
     @property
@@ -81,7 +81,7 @@ class Trial:
 
 
 def recorded(tried: Trial) -> TryRecord:
-    """What is written down of a trial."""
+    """Record of a trial, as it is written to a file."""
     return TryRecord(
         budget_bytes=tried.budget_bytes,
         planned_peak_bytes=tried.planned_peak_bytes,
@@ -110,7 +110,7 @@ def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[f
 
 
 def launches_bind(step_us: float, kernels_us: float) -> str | None:
-    """What to say of a step that takes much longer than its kernels; None of any other.
+    """Warning about a step that takes much longer than its kernels; None for any other.
 
     Args:
         step_us: without waits for copies.
@@ -137,10 +137,10 @@ def describe(tried: Trial) -> str:
 
 
 def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Trial]) -> BudgetError:
-    """No plan exists for the problem as corrected.
+    """Error that says that no plan exists for the problem as corrected.
 
     Args:
-        extra_bytes: resident in it beside what was captured: reserves, and what trials measured too much.
+        extra_bytes: resident in it in addition to what was captured: reserves, and what trials measured too much.
     """
     found = plan.infeasibility
     needed = plan.budget_bytes + 1 if found is None else found.minimum_budget_bytes
@@ -156,7 +156,7 @@ def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Trial]) -> Bu
 
 
 def broken(tries: Sequence[Trial]) -> BudgetError:
-    """Every plan that was run measured more than the budget."""
+    """Error that says that every plan that was run measured more than the budget."""
     best = min(tries, key=lambda t: (t.measured.ran_out, t.used_bytes))
     found = best.measured
     if found.ran_out:

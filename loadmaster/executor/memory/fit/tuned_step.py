@@ -1,8 +1,8 @@
 """A step to train with while others are still tried: between two of its steps it becomes the faster one.
 
-A fit gives it as soon as some step keeps the budget. What else may win is planned and compiled beside, in threads and
-processes of their own; where it is ready, the next call runs it a few times before it does its own step. The model is
-left as it was, see :mod:`loadmaster.executor.memory.fit.trial_run`.
+A fit gives it as soon as some step keeps the budget. What else may win is planned and compiled meanwhile, in threads
+and processes of their own; where it is ready, the next call runs it a few times before it does its own step. The model
+is left as it was, see :mod:`loadmaster.executor.memory.fit.trial_run`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from loadmaster.executor.memory.fit.plain_step import PlainStep
 
 
 class Tries(Protocol):
-    """What is left to try."""
+    """Tries that are left while a step trains."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is."""
+        """True if nothing is left to try."""
         ...
 
     def go_on(self) -> AnyStep | PlainStep | None:
-        """Try what is ready; then the step to run from now on, None: the one that runs."""
+        """Try what is ready; returns the step to run from now on, None to stay with the one that runs."""
         ...
 
     def finish(self) -> AnyStep | PlainStep:
-        """Try all that is left; then the step to run."""
+        """Try all that is left; returns the step to run."""
         ...
 
 
@@ -53,11 +53,11 @@ class TunedStep(nn.Module):
 
     @property
     def now(self) -> AnyStep | PlainStep:
-        """What it runs."""
+        """The step that calls run: the fastest that was found so far."""
         return self._now[0]
 
     def finish(self) -> None:
-        """Try now what is left to try."""
+        """Try at once what is left to try."""
         if self._tries is not None:
             self._run_from_now_on(self._tries.finish(), self._tries)
 
@@ -74,7 +74,7 @@ class TunedStep(nn.Module):
         return f"<TunedStep that runs {self.now!r}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AnyStep | PlainStep:
-        """What it runs now, on a copy of the model."""
+        """Copy the step that it runs, without the tries, on a copy of the model."""
         return copy.deepcopy(self.now, memo)
 
     def _run_from_now_on(self, step: AnyStep | PlainStep, tries: Tries) -> None:
@@ -83,5 +83,5 @@ class TunedStep(nn.Module):
 
 
 def running(step: AnyStep | PlainStep | TunedStep) -> AnyStep | PlainStep:
-    """The step itself, or what it runs now."""
+    """Return the step that a tuned step runs now; any other step itself."""
     return step.now if isinstance(step, TunedStep) else step

@@ -1,4 +1,4 @@
-"""The tries of a fit under one budget: all of them before it returns, or the last ones beside training.
+"""The tries of a fit under one budget: all of them before it returns, or the last ones while the step trains.
 
 The first step that keeps the budget is there after one compilation, as torch.compile's own would be. Each other try is
 one compilation more, which may make steps a few hundredths faster. So where helpers compile ahead, training begins with
@@ -35,18 +35,18 @@ MOST_SHARE = 0.1  # of the time since training began, that tries hold it up
 
 
 class Conclude(Protocol):
-    """Gives what tries have come to."""
+    """Callable that gives the result of the tries."""
 
     def __call__(self, *, is_final: bool) -> Fitted:
-        """Of all tries, or of those so far."""
+        """The result of all tries, or of those so far."""
         ...
 
 
 class Tuning:
-    """What is tried under one budget.
+    """Tries of all sides under one budget.
 
     Args:
-        work: what runs beside; closed where nothing is to be tried any more.
+        work: what runs in the background; closed where nothing is to be tried any more.
         conclude: what the tries so far come to; told whether they are all.
     """
 
@@ -60,10 +60,10 @@ class Tuning:
         self.setting, self.sides, self.conclude = setting, sides, conclude
         self._work = work
         self.ended: str | None = None
-        """Why nothing more is tried, if something ended it."""
+        """Reason why nothing more is tried, if something ended the tries."""
 
     def finish(self) -> Fitted:
-        """Try all that is left; returns what it comes to."""
+        """Try all that is left; returns the final result."""
         contest(self.sides)
         self._work.close()
         return self.conclude(is_final=True)
@@ -88,14 +88,14 @@ class Tuning:
         self._work.close()
 
     def is_busy(self) -> bool:
-        """Whether the next try is being worked out."""
+        """Return whether some side still works out its next try."""
         for side in self.sides:
             side.begin()
         return any(side.is_at_work() for side in self.sides)
 
 
 class LateTries:
-    """What is left of the tries while a step trains.
+    """Tries that are left while a step trains.
 
     Args:
         fitted: what everybody holds: it becomes what the tries come to.
@@ -108,11 +108,11 @@ class LateTries:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to try."""
+        """True if nothing is left to try."""
         return self.fitted.is_final
 
     def go_on(self) -> AnyStep | PlainStep | None:
-        """Between two steps: one try, if one is ready; then the step to run. None: the one that runs.
+        """Run one try between two steps, if one is ready; returns the step to run, None to stay with the one that runs.
 
         Whatever a try raises ends the tries, and not the training.
         """
@@ -140,7 +140,7 @@ class LateTries:
             return self._stay()
 
     def finish(self) -> AnyStep | PlainStep:
-        """Try all that is left; then the step to run.
+        """Try all that is left; returns the step to run.
 
         Raises:
             InputError: trials would run another step than the one that is fitted.
@@ -154,7 +154,7 @@ class LateTries:
         return self._become(self.tuning.finish(), is_final=True)
 
     def _differs(self) -> str | None:
-        """What keeps a trial from running the step that is fitted now, in words; None where nothing does."""
+        """Words on what keeps a trial from running the step that is fitted; None where nothing does."""
         if is_among_ranks():
             return "torch.distributed is initialized"
         setting = self.tuning.setting
@@ -163,7 +163,7 @@ class LateTries:
         return differences(self._guards, guards_of(setting.model, setting.batch)) or None
 
     def _is_worth_a_try(self) -> bool:
-        """Whether training has gone on for so long that another try is a small part of it."""
+        """Return whether training has gone on for so long that another try is a small part of it."""
         each_s = self.tuning.setting.phases.each_s
         next_s = max((each_s.get(compiling(side), 0.0) for side in (PLANS, KNOB)), default=0.0)
         return self._held_s + next_s <= MOST_SHARE * (time.perf_counter() - self._began)

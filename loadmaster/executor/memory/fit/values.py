@@ -1,4 +1,4 @@
-"""What one step comes to: its loss, its gradients and the buffers it changes; and how two steps differ in them."""
+"""Values of one step: its loss, its gradients and the buffers it changes; and how two steps differ in them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step held against plain PyTorch's.
+    """Result of comparing a step with plain PyTorch's.
 
     Attributes:
         said: what came of it, in one sentence.
@@ -56,7 +56,7 @@ class Comparison:
 
 
 Values = Mapping[str, Tensor | None]
-"""By name in words, in host memory; a gradient may be None."""
+"""Values of a step by name in words, in host memory; a gradient may be None."""
 
 
 def values_of(
@@ -85,13 +85,13 @@ def values_of(
 
 
 def differences(found: Values, plain: Values, allowed: float) -> list[Difference]:
-    """What differs by more than is allowed of plain PyTorch's, the most first."""
+    """Values that differ from plain PyTorch's by more than the allowed share, the largest difference first."""
     differ = [d for d in all_differences(found, plain) if not d.share <= allowed]
     return sorted(differ, key=lambda d: -d.share if d.share == d.share else float("-inf"))
 
 
 def all_differences(found: Values, plain: Values) -> Iterator[Difference]:
-    """How far each value is off. What is not finite in plain PyTorch either tells nothing."""
+    """Difference of each value from plain PyTorch's; values that are not finite there are left out."""
     for what, there in plain.items():
         here = found.get(what)
         if there is None and here is None:
@@ -114,7 +114,7 @@ def all_differences(found: Values, plain: Values) -> Iterator[Difference]:
 
 
 def size_of_gradients(values: Values) -> float:
-    """Of an element of a gradient, the root of the mean square: the median of all gradients."""
+    """Root of the mean square of a gradient's elements: the median of all gradients."""
     found = [
         _norm(t) / math.sqrt(t.numel())
         for what, t in values.items()
@@ -124,7 +124,7 @@ def size_of_gradients(values: Values) -> float:
 
 
 def is_gradient(what: str) -> bool:
-    """Whether a value is one."""
+    """Return whether a value of this name is a gradient."""
     return what.startswith(GRADIENT)
 
 
@@ -163,7 +163,7 @@ def _said(tensor: Tensor | None, what: str) -> str:
 
 @contextmanager
 def _same_random() -> Iterator[None]:
-    """Python's own generator stands afterwards where it stood."""
+    """Restore the state of Python's own random generator after the context."""
     state: Any = random.getstate()
     try:
         yield

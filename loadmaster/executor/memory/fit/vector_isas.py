@@ -1,4 +1,4 @@
-"""Which vector instructions the processor has, found out early and all at once.
+"""Vector instructions of the processor, found out early and all at once.
 
 Before Inductor writes its first loop for the processor it compiles and loads a program for each set of vector
 instructions, and some for parts of one, one after another: 44 of the 60 s in which torch.compile compiles DeBERTa on an
@@ -36,7 +36,7 @@ def settle() -> None:
 
 
 def computes_on_processor(module: fx.GraphModule) -> bool:
-    """Whether an operator of this graph of Dynamo's makes a tensor there."""
+    """Return whether an operator of this graph of Dynamo's makes a tensor on the processor."""
     made = (n.meta.get("example_value") for n in module.graph.nodes if n.op.startswith("call_"))
     return any(t.device.type == "cpu" for value in made for t in tensors(value))
 
@@ -49,7 +49,7 @@ def _asked() -> threading.Thread:
 
 
 def _ask() -> None:
-    """Fill PyTorch's own cache of the answer."""
+    """Fill PyTorch's own cache of the processor's vector instructions."""
     answers: dict[Any, bool] = {}
     check_build = cpu_vec_isa.VecISA.check_build
 

@@ -1,15 +1,15 @@
-"""One step of plain PyTorch beside a step that is to be handed out: loss, gradients and buffers are held against it.
+"""Comparison of a step that is to be handed out with one step of plain PyTorch: loss, gradients and buffers.
 
 What is compared is the step itself where it draws no random numbers, else its two graphs, operator by operator, with
 the same draws (:mod:`~loadmaster.executor.memory.fit.by_operator`). Where plain PyTorch's step has no room on the
-device, what it keeps for its backward pass lies in host memory; where that does not help, the first rows of the batch
-are compared.
+device, what it keeps for its backward pass is stored in host memory; where that does not help, the first rows of the
+batch are compared.
 
 A value may be off by a share that its precision explains (:data:`ALLOWED`). One that is off by more is looked at once
 more: by how much plain PyTorch's own moves from step to step, and where each parameter is moved a little
 (:data:`SHAKES`). Only what is off by far more than that is called another value. A gradient that is nothing but
 rounding, as that of a bias before a batch norm, is as large as the sums are long; what is off by less than
-:data:`ROUNDING` of other gradients is none.
+:data:`ROUNDING` of other gradients does not count.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from loadmaster.executor.steps.wrappers import own_module
 logger = logging.getLogger(__name__)
 
 ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
-"""Of a value's norm, by the least precise type that the step computes in."""
+"""Allowed share of a value's norm, by the least precise type that the step computes in."""
 ALLOWED_TF32 = 0.01
-"""In float32 on a GPU, which may multiply in fewer digits."""
+"""Allowed share in float32 on a GPU, which may multiply in fewer digits."""
 TIMES_NOISE = 4.0
 SHAKES = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """The share by which parameters are moved: a rounding, and some of a type that others' sums are long in."""
 SHAKE_TF32 = 1e-3
 SHAKEN = 2
 ROUNDING = 100.0
-"""Times the rounding of the type that sums are made in."""
+"""Multiple of the rounding of the type that sums are made in."""
 LEAST_ROWS = 1
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Plain PyTorch's step.
+    """Values of one step of plain PyTorch, and how it was run.
 
     Attributes:
         batch: as it was run, all of it or the first rows.
@@ -77,7 +77,7 @@ class Reference:
 
 
 class Verifier:
-    """Holds steps against plain PyTorch's."""
+    """Compares steps with plain PyTorch's."""
 
     def __init__(self, model: nn.Module, batch: Batch, loss: Loss | None, phases: Phases) -> None:
         self._step = Step(own_module(model), loss)
@@ -87,7 +87,7 @@ class Verifier:
         self._ways_left = self._ways()
 
     def compared(self, step: AnyStep) -> Comparison:
-        """A step that was run before, held against one of plain PyTorch."""
+        """Compare a step that was run before with one of plain PyTorch."""
         with self._phases.during(CHECKING):
             while True:
                 try:
@@ -101,7 +101,7 @@ class Verifier:
                     self._free()
 
     def forget(self) -> None:
-        """What comes is another step: parameters move on."""
+        """Drop the step of plain PyTorch that steps are compared with: parameters move on."""
         self._reference, self._ways_left = None, self._ways()
 
     def _compared(self, step: AnyStep) -> Comparison:
@@ -184,7 +184,7 @@ class Verifier:
             rows //= 2
 
     def _noise(self, reference: Reference, allowed: float) -> dict[str, float] | None:
-        """How far each of plain PyTorch's values moves between two steps, and with rounding. None: the loss moves."""
+        """Share that each value of plain PyTorch moves between two steps, and with rounding. None: the loss moves."""
 
         def again(before: Callable[[], None] = lambda: None) -> dict[str, float]:
             with SameDraws(), reference.around():
@@ -219,7 +219,7 @@ class Verifier:
         return ROUNDING * torch.finfo(summed).eps
 
     def _generators(self) -> list[bytes]:
-        """Where the random generators stand."""
+        """States of the random generators of the processor and of the device."""
         device = device_of(self._step, self._batch)
         states = [torch.get_rng_state()]
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What a fit says at its end: which step is taken, and what plans and torch.compile's own partition measured."""
+"""Report of a fit at its end: which step is taken, and what plans and torch.compile's own partition measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = "torch.compile's own partition"
 
 
 def report(planned: PlannedSide | None, knob: KnobSide | None, why_no_plan: Exception | None = None) -> str:
-    """Which side has the fastest step that kept the budget, and what both measured.
+    """Say which side has the fastest step that kept the budget, and what both measured.
 
     Args:
         planned: None where no plan was asked for.
@@ -31,7 +31,7 @@ def report(planned: PlannedSide | None, knob: KnobSide | None, why_no_plan: Exce
 
 
 def plain_report(planned: PlannedSide | None, knob: KnobSide, plain: PlainTrial) -> str:
-    """Why plain PyTorch's step is taken, and what it measured."""
+    """Say why plain PyTorch's step is taken, and what it measured."""
     differ = [f"{said}." for said in (_plans(planned, None), _own(knob)) if said]
     measured = f"{show_cost(plain.measured.step_us, 'us')} at {show_bytes(plain.used_bytes)}"
     over = "" if plain.kept else f", more than the budget of {show_bytes(plain.budget_bytes)}"
@@ -46,7 +46,7 @@ def _in_turns(planned: PlannedSide | None, knob: KnobSide | None) -> str:
 
 
 def refusal(error: Exception | None, knob: KnobSide) -> Exception:
-    """The error; where no plan exists it says also what torch.compile's own partition took at least."""
+    """The error to raise; where no plan exists it also says what torch.compile's own partition took at least."""
     assert error is not None, "some side failed"
     own = _own(knob)
     if own and type(error) is BudgetError:
@@ -58,7 +58,7 @@ def refusal(error: Exception | None, knob: KnobSide) -> Exception:
 
 
 def _own(knob: KnobSide | None) -> str:
-    """What torch.compile's own partition measured, without a full stop; empty where it was not tried."""
+    """Words on what torch.compile's own partition measured, without a full stop; empty where it was not tried."""
     if knob is None or not (knob.probes or knob.failed):
         return ""
     if knob.chosen is not None:
@@ -78,7 +78,7 @@ def _own(knob: KnobSide | None) -> str:
 
 
 def _plans(planned: PlannedSide | None, why: Exception | None) -> str:
-    """What the best plan measured or why there is none, without a full stop; empty where no plan was asked for."""
+    """Words on what the best plan measured or why there is none, without a full stop; empty if none was asked for."""
     if planned is not None and planned.chosen is not None:
         best = planned.state.trials[planned.chosen]
         return f"The plan measured {show_cost(best.measured.step_us, 'us')} at {show_bytes(best.used_bytes)}"

@@ -23,7 +23,7 @@ HARDTANH_DEFAULTS = (-1.0, 1.0)
 
 
 class ReluFromInput(NothingEncoded):
-    """ReLU backward reads the input of the ReLU instead of its output: same operator, bit-equal."""
+    """ReLU backward that reads the input of the ReLU instead of its output: same operator, bit-equal."""
 
     name = "relu_input"
 
@@ -37,17 +37,17 @@ class ReluFromInput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """The same operator on the input."""
+        """ReLU's backward operator, on the input."""
         return _rerun(graph, site, value)
 
 
 class ReluFromMask:
-    """ReLU backward reads one bit per element: 1/16 (bf16) to 1/64 (float64) of the activation, bit-equal."""
+    """ReLU backward that reads one bit per element: 1/16 (bf16) to 1/64 (float64) of the activation, bit-equal."""
 
     name = "relu_mask"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """Every threshold backward, whether it reads the input or the output."""
+        """Every threshold backward whose threshold is exact in its dtype, whether it reads input or output."""
         found = []
         for backward in calls(joint, RELU_BACKWARD):
             parent = source(backward.args[1])
@@ -66,7 +66,7 @@ class ReluFromMask:
 
 
 class HardtanhFromInput(NothingEncoded):
-    """Hardtanh backward reads the input of the hardtanh instead of its output: same operator, bit-equal."""
+    """Hardtanh backward that reads the input of the hardtanh instead of its output: same operator, bit-equal."""
 
     name = "hardtanh_input"
 
@@ -80,17 +80,17 @@ class HardtanhFromInput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """The same operator on the input."""
+        """Hardtanh's backward operator, on the input."""
         return _rerun(graph, site, value)
 
 
 class HardtanhFromMask:
-    """Hardtanh backward reads one bit per element, bit-equal."""
+    """Hardtanh backward that reads one bit per element, bit-equal."""
 
     name = "hardtanh_mask"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """Every hardtanh backward."""
+        """Every hardtanh backward whose limits are exact in its dtype."""
         found = []
         for backward in calls(joint, HARDTANH_BACKWARD):
             parent = source(backward.args[1])
@@ -109,7 +109,7 @@ class HardtanhFromMask:
 
 
 def clamp_from_output(graph: fx.Graph) -> None:
-    """A pass: every hardtanh backward whose limits are exact in its dtype reads the output, to the same bits.
+    """Let every hardtanh backward whose limits are exact in its dtype read the output, to the same bits: a pass.
 
     A limit that the dtype rounds inwards would leave clamped outputs inside the interval: such ones stay.
     """
@@ -158,6 +158,6 @@ def _hardtanh_of(read: fx.Node | None, backward: fx.Node) -> fx.Node | None:
 
 
 def _exact(node: fx.Node, limits: tuple[float, ...]) -> bool:
-    """Whether the node's dtype holds these numbers as they are: kernels differ in when they round them."""
+    """Return whether the node's dtype holds these numbers as they are: kernels differ in when they round them."""
     value = node.meta.get("val")
     return value is not None and all(torch.tensor(x, dtype=value.dtype).item() == x for x in limits)

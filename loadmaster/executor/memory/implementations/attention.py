@@ -6,8 +6,8 @@ set to a seed of the layer's own while the kernel runs, and put back afterwards.
 generator (``torch.manual_seed`` decides it), so that nothing waits for the device. The kernels are PyTorch's own, and
 so is their backward.
 
-All fused kernels hold as little memory, so that the choice between them is one of time alone, made where PyTorch makes
-it: ``torch.nn.attention.sdpa_kernel`` around capture and around the training step decides it for both.
+All fused kernels hold equally little memory, so that the choice between them is one of time alone, made where PyTorch
+makes it: ``torch.nn.attention.sdpa_kernel`` around capture and around the training step decides it for both.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ register_limits(seeded_attention._opoverload, lambda _: {})  # any seed will do
 
 
 def seed_attention(graph: fx.Graph) -> None:
-    """Replace every fused attention with dropout whose results only its own backward reads beside the output."""
+    """Replace every fused attention with dropout, if only its own backward reads results other than the output."""
     by_forward = {kernel.forward: name for name, kernel in KERNELS.items()}
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in by_forward:
@@ -146,7 +146,7 @@ def _replace(graph: fx.Graph, node: fx.Node, name: str) -> None:
     kernel = KERNELS[name]
     dropout = node.args[kernel.dropout] if len(node.args) > kernel.dropout else 0.0
     results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-    # A plain number or nothing stands in for every result that is no tensor; the masks of debugging are not kept.
+    # A plain number or nothing stands in for every result that is not a tensor; the masks of debugging are not kept.
     plain = {i: user.meta["val"] for i, user in results.items() if not isinstance(user.meta["val"], Tensor)}
     unknown = [i for i in results if i not in kernel.results and i not in plain and results[i].users]
     if not dropout or unknown or len(results) != len(node.users):

@@ -11,7 +11,7 @@ CHUNK = 1 << 16  # elements at a time; a multiple of 8, so that packed masks end
 
 
 def chunks(count: int) -> Iterator[slice]:
-    """Slices that cover ``range(count)``."""
+    """Slices of :data:`CHUNK` elements that cover ``range(count)``."""
     return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
 
 
@@ -24,7 +24,7 @@ def laid_out_like(result: Tensor, like: Tensor) -> Tensor:
 
 
 def row_major_bytes(tensor: Tensor) -> int:
-    """What :meth:`Tensor.contiguous` allocates."""
+    """Bytes that :meth:`Tensor.contiguous` allocates."""
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 

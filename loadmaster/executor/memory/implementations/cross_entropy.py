@@ -1,6 +1,6 @@
 """Linear layer and cross-entropy in one, in chunks of rows: the full logits never exist.
 
-Each chunk's logits are turned into their gradients where they lie, while they are still there, and multiplied into
+Each chunk's logits are turned into their gradients in place, while they are still there, and multiplied into
 the gradients of the layer's input and weight: three products in all, as without chunks, and none of them twice. What
 comes later, the gradient of the loss itself, is one number, and so scales both at the end. A chunk's logits take about
 as much memory as the weight's gradient, which has to exist anyway.
@@ -39,7 +39,7 @@ def chunk_rows(width: int) -> int:
 
 
 def default_chunks(rows: int, width: int) -> int:
-    """How many chunks these rows are cut into."""
+    """Number of chunks that these rows are cut into."""
     return max(1, -(-rows // chunk_rows(width)))
 
 
@@ -50,12 +50,12 @@ def row_stride(classes: int, element_bytes: int) -> int:
 
 
 def padded_classes(classes: int, element_bytes: int) -> int:
-    """Of how many classes the logits are computed: those beyond ``classes`` are zero."""
+    """Number of classes that logits are computed for: those beyond ``classes`` are zero."""
     return classes if classes * element_bytes % ALIGNED_BYTES == 0 else row_stride(classes, element_bytes)
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """What sums are computed in."""
+    """Type that sums are computed in: float32 or better."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -102,7 +102,7 @@ def linear_cross_entropy(
         width] and of the bias [classes] in float32 or float64. [0] for what there is not or was not asked for.
 
     Raises:
-        InputError: a target is no class (on CUDA the device reports it, as PyTorch's own does).
+        InputError: a target is not a class (on CUDA the device reports it, as PyTorch's own does).
     """
     _expect_classes(targets, weight.shape[1], ignore_index)
     precise = exact(hidden.dtype)
@@ -144,7 +144,7 @@ def linear_cross_entropy(
 
 
 def _total(targets: Tensor, class_weights: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """What the rows count together."""
+    """Sum of what each row counts: 1 or its class's weight, 0 for ``ignore_index``."""
     counts = targets != ignore_index
     if class_weights is None:
         return counts.sum().to(dtype)
@@ -187,7 +187,7 @@ def _gradients(
 
 
 def _padded(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """With classes of zeros behind the others, where products of so many are slow."""
+    """Weight and bias with classes of zeros behind the others, where products of so many are slow."""
     width, classes = weight.shape
     padded = padded_classes(classes, weight.element_size())
     if padded == classes:
@@ -266,7 +266,7 @@ def _workspace(
     copied = 0 if padded == classes else padded * (weight.shape[0] + (bias is not None)) * weight.element_size()
     product = 0
     if not has_kernels(hidden.device):
-        # Widened or mapped logits, one temporary beside them, and each chunk's share of a 16-bit weight's gradient.
+        # Widened or mapped logits, one temporary next to them, and each chunk's share of a 16-bit weight's gradient.
         per_row += classes * precise.itemsize * (2 if hidden.dtype != precise or scale != 1 or cap else 1)
         narrow = differentiate == "all" and hidden.dtype != precise
         product = weight.numel() * hidden.element_size() if narrow else 0

@@ -40,14 +40,14 @@ FORWARD_OF: dict[object, object] = {
 }
 """Losses of rows whose classes come last, and of those whose classes come second."""
 _ALIKE = VIEWS | COPIES
-"""What may stand between log-probabilities and their loss."""
+"""Operators that may stand between log-probabilities and their loss."""
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 TRANSPOSE = aten.t.default
 
 
 @dataclass(frozen=True)
 class _Behind:
-    """What a loss reads: a layer's log-probabilities, viewed.
+    """Log-probabilities of a linear layer, as a loss reads them through views.
 
     Attributes:
         path: nodes from the layer's product to what the log-probabilities are of.
@@ -72,7 +72,7 @@ class _Behind:
 
 @dataclass
 class Match:
-    """One occurrence.
+    """One occurrence of a linear layer with a cross-entropy in a joint graph.
 
     Attributes:
         behind: the layer, and what is between it and the loss.
@@ -99,12 +99,12 @@ class Match:
 
     @property
     def product(self) -> fx.Node:
-        """The layer's product."""
+        """The matrix product of the linear layer."""
         return self.behind.product
 
     @property
     def operands(self) -> tuple[fx.Node, fx.Node, fx.Node | None]:
-        """Hidden [rows, width], weight [width, classes], bias."""
+        """Operands of the layer: hidden [rows, width], weight [width, classes], bias."""
         args = self.product.args
         bias, hidden, weight = args if self.product.target is aten.addmm.default else (self.behind.added, *args)
         assert isinstance(hidden, fx.Node)
@@ -157,7 +157,7 @@ def find(loss_backward: fx.Node) -> Match | None:
 
 
 def _match_z_loss(match: Match, gradient: fx.Node) -> fx.Node | None:
-    """Note the z-loss in the match; the gradient of what it reads, or None where it does not fit."""
+    """Note the z-loss in the match; returns the gradient of what it reads, or None where it does not fit."""
     behind = match.behind
     found = list(z_loss.logsumexps(behind.product))
     if not found:
@@ -189,14 +189,14 @@ def _match_z_loss(match: Match, gradient: fx.Node) -> fx.Node | None:
 
 
 def _before_casts(node: fx.Node) -> fx.Node:
-    """What was cast, where one of two terms is less precise than their sum."""
+    """Return the node before all casts: of two terms one may be less precise than their sum."""
     while node.target in COPIES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def _match_layer(match: Match, gradient: fx.Node) -> bool:
-    """Note the products that the gradient of the logits goes into; whether nothing else reads it, or the logits."""
+    """Note the products that read the gradient of the logits; returns whether nothing else reads it, or the logits."""
     behind = match.behind
     known = {*behind.path, behind.log_probabilities, *(match.z_loss.known if match.z_loss else ())}
     for node in filter(is_map, reversed(behind.path)):
@@ -215,7 +215,7 @@ def _match_layer(match: Match, gradient: fx.Node) -> bool:
 
 
 def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
-    """What is behind a loss; None where it reads anything else."""
+    """Find the linear layer behind a loss's log-probabilities; None where the loss reads anything else."""
     views: list[fx.Node] = []
     node = source(probabilities)
     while node is not None and node.target in _ALIKE:
@@ -257,7 +257,7 @@ def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
 
 
 def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
-    """Note the smoothing in the match; the node that joins both branches' gradients, or None where it does not fit.
+    """Note the smoothing in the match; returns the node that joins both gradients, or None where it does not fit.
 
     Forward: ``kept * nll + share * reduced(-row_sums)``, with rows that are ignored masked out. Backward: the same
     two factors of one upstream gradient.
@@ -319,7 +319,7 @@ def _only_readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _up_to_factor(node: fx.Node, share: float) -> list[fx.Node]:
-    """From the spread gradient [rows, classes] up to the ``upstream * share`` behind it; empty if there is none."""
+    """Nodes from the spread gradient [rows, classes] up to the ``upstream * share`` behind it; empty if not found."""
     through = (
         aten.expand.default,
         aten.unsqueeze.default,
@@ -335,14 +335,14 @@ def _up_to_factor(node: fx.Node, share: float) -> list[fx.Node]:
 
 
 def _is_count(node: object, is_ignored: fx.Node) -> bool:
-    """Whether this is the number of rows that count."""
+    """Return whether the node is the number of rows that count."""
     if not isinstance(node, fx.Node) or node.target is not aten.sum.default:
         return False
     return _calls(node.args[0], aten.bitwise_not.default, is_ignored)
 
 
 def _calls(node: object, target: object, *args: object) -> bool:
-    """Whether the node calls this operator with these arguments, None standing for any."""
+    """Return whether the node calls this operator with these arguments, None standing for any."""
     if not isinstance(node, fx.Node) or node.target is not target or len(node.args) != len(args):
         return False
     return all(want is None or have == want for have, want in zip(node.args, args, strict=True))

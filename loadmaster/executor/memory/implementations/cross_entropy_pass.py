@@ -1,4 +1,4 @@
-"""Puts the chunked linear + cross-entropy in the place of a linear layer and its loss."""
+"""Graph pass that puts the chunked linear + cross-entropy in the place of a linear layer and its loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from loadmaster.executor.memory.implementations.z_loss import ZLoss
 
 
 def chunk_cross_entropy(graph: fx.Graph) -> None:
-    """Replace every occurrence whose logits outweigh what the weight's gradient takes."""
+    """Replace every linear layer with its cross-entropy whose logits take more than the weight's gradient."""
     for node in list(graph.nodes):
         if node.target in FORWARD_OF:
             match = find(node)
@@ -98,7 +98,7 @@ def _replace(graph: fx.Graph, match: Match) -> None:
 
 
 def _factor(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """What a node that scales by a tensor multiplies with, as a number."""
+    """Emit the number that a node multiplies with, which scales by a tensor."""
     scale = by_tensor(node)
     assert scale is not None
     factor = call(graph, aten.view.default, scale, [])
@@ -133,7 +133,7 @@ def _scale_gradient(graph: fx.Graph, match: Match, pairs: list[tuple[fx.Node, fx
 
 
 def _z_weights(graph: fx.Graph, z: ZLoss, hidden: fx.Node, factor: float, scale: fx.Node | None) -> fx.Node:
-    """What the squares of all rows are weighted with, beside a cross-entropy that is still to be multiplied."""
+    """Weights of all rows' squared logsumexps, as added to a cross-entropy that is still to be multiplied."""
     shape, dtype = z.logsumexp.meta["val"].shape, exact(hidden.meta["val"].dtype)
     weights, by = row_weights(graph, z.chain, shape, dtype), number(graph, z.chain, dtype)
     if weights is None:

@@ -52,7 +52,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 
 
 def _bernoulli(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
-    """PyTorch's own for compilers gives booleans, and what they are multiplied with then is 32 bits wide."""
+    """Draw in the type of ``x``: PyTorch's own for compilers gives booleans, whose products then are 32 bits wide."""
     if generator is not None or config.fallback_random:
         return NotImplemented
     return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
@@ -67,8 +67,8 @@ def _nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """PyTorch's own writes zeros and scatters into them, as large as all scores. In a joint graph Inductor has a pass
-    that mends it, and a planned step's segments are none."""
+    """Gradient of the scores, elementwise: PyTorch's own writes zeros as large as all scores and scatters into them. In
+    a joint graph Inductor has a pass that mends it, but a planned step's segments are not joint graphs."""
     dim = min(scores.dim() - 1, 1)
     target = target.unsqueeze(dim)
     along = [-1 if d == dim else 1 for d in range(scores.dim())]

@@ -1,7 +1,7 @@
 """Small random tensors that read nothing are drawn before all else: those of stochastic depth.
 
 Each block of a network draws one number an image, with a probability of its own. Code that has it is code of that block
-alone; blocks that read what was drawn are alike, and compiled once (:mod:`loadmaster.executor.memory.run.repeats`).
+alone; blocks that read what was drawn are equal, and compiled once (:mod:`loadmaster.executor.memory.run.repeats`).
 
     empty -> bernoulli(0.9) -> div(0.9) -> mul(x) -> ...     all but mul, and what follows it, come first
 """
@@ -17,13 +17,13 @@ from loadmaster.executor.steps.step_graph import is_random
 aten = torch.ops.aten
 
 DRAWN_FIRST = "loadmaster_drawn_first"
-"""Metadata key of what was moved. It is kept as it is: who computed it anew would compute it in each block."""
+"""Metadata key of what was moved. It is kept as it is: computed again, it would be computed in each block."""
 MOST_BYTES = 1 << 16
-"""Of a result: what is drawn early stays until it is read."""
+"""Largest result that is moved: what is drawn early stays in memory until it is read."""
 
 
 def draw_first(graph: fx.Graph) -> None:
-    """Move them, and what is computed from them and constants alone, to the beginning of a joint graph."""
+    """Move small random tensors, and what is made from them and constants alone, to the beginning of a joint graph."""
     for node in graph.find_nodes(op="call_function", target=aten.new_empty.default):
         _read_nothing(node)
     hangs_on: dict[fx.Node, set[fx.Node]] = {}  # of what reads nothing but constants: all that it is made from
@@ -41,7 +41,7 @@ def draw_first(graph: fx.Graph) -> None:
 
 
 def _read_nothing(node: fx.Node) -> None:
-    """``x.new_empty(shape)`` reads the type and the device of x, which are known."""
+    """Make ``x.new_empty(shape)`` an ``empty`` that does not read x, whose type and device are known."""
     made = value_of(node)
     node.target, node.args = aten.empty.memory_format, (list(made.shape),)
     node.kwargs = {"dtype": made.dtype, "device": made.device}

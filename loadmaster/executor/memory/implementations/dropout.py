@@ -37,7 +37,7 @@ def _unsigned_shift(x: Tensor, bits: int) -> Tensor:
 
 
 def scale_and_threshold(p: float) -> tuple[float, int]:
-    """What kept elements are multiplied by, and the 32-bit word from which on they are kept (p to within 2**-33)."""
+    """Factor of kept elements, and the 32-bit word from which on elements are kept (p to within 2**-33)."""
     return 0.0 if p == 1 else 1 / (1 - p), round(p * (1 << WORD))
 
 
@@ -51,14 +51,14 @@ def mixed(numbers: Tensor, seed: Tensor) -> Tensor:
 
 
 def kept(seed: Tensor, elements: slice, p: float) -> Tensor:
-    """Which of these elements dropout keeps, each with probability 1 - p: bool [stop - start]."""
+    """Mask of the elements that dropout keeps, each with probability 1 - p: bool [stop - start]."""
     numbers = torch.arange(elements.start + 1, elements.stop + 1, dtype=torch.int64, device=seed.device)
     return mixed(numbers, seed) >= scale_and_threshold(p)[1]
 
 
 @torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone.
+    """Dropout, ``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone.
 
     Args:
         x: any shape; elements are numbered in row-major order.

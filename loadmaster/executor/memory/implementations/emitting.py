@@ -32,7 +32,7 @@ def call(graph: fx.Graph, op: Any, *args: Any, **options: Any) -> fx.Node:
 
 
 def with_strides_of(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
-    """The same values in the memory layout of ``like``, which later views may rely on. Nothing where they agree."""
+    """Emit a node's values in the memory layout of ``like``, which later views may rely on; itself where they agree."""
     have, want = node.meta.get("val"), like.meta.get("val")
     if have is None or want is None or have.numel() == 0 or have.stride() == want.stride():
         return node
@@ -41,7 +41,7 @@ def with_strides_of(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
 
 
 def source(argument: Any) -> fx.Node | None:
-    """The node whose value this argument is, looking through aliases; None if the argument is no node."""
+    """The node whose value this argument is, looking through aliases; None if it is not a node."""
     while isinstance(argument, fx.Node) and argument.target in ALIASES:
         argument = argument.args[0]
     return argument if isinstance(argument, fx.Node) else None

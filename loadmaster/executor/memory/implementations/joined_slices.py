@@ -44,13 +44,13 @@ def join_slices(graph: fx.Graph) -> None:
 
 
 def _is_inner(node: fx.Node) -> bool:
-    """Whether the sum is a term of another one, and nothing else."""
+    """Return whether the sum is a term of another one, and nothing else."""
     users = list(node.users)
     return len(users) == 1 and users[0].target is ADD and not (node.kwargs or users[0].kwargs) and _is_plain(node)
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether the terms are all that there is to the sum: of one shape and type."""
+    """Return whether a sum only adds: both terms are tensors of its own shape and type."""
     values = [a.meta["val"] if isinstance(a, fx.Node) else None for a in node.args]
     return all(v is not None and (v.shape, v.dtype) == (node.meta["val"].shape, node.meta["val"].dtype) for v in values)
 
@@ -84,7 +84,7 @@ def _terms(node: fx.Node, inner: set[fx.Node]) -> Iterator[fx.Node]:
 
 
 def _slice_of(term: fx.Node) -> _Slice | None:
-    """What the term is, if it is a slice's gradient that nothing else reads."""
+    """Slice of a term that is a slice's gradient and that nothing else reads; None for any other term."""
     if len(term.users) != 1 or term.op != "call_function":
         return None
     arguments: Any = term.args
@@ -103,7 +103,7 @@ def _slice_of(term: fx.Node) -> _Slice | None:
 
 
 def _sides(slices: Iterable[_Slice]) -> Iterator[list[_Slice]]:
-    """All of them, in lists of such as do not overlap, each as long as can be; those of one place are one."""
+    """Slices in lists of such as do not overlap, each as long as can be; slices of one place become one."""
     places: dict[tuple[object, ...], list[_Slice]] = defaultdict(list)
     for found in slices:
         shape = found.gradients[0].meta["val"].shape
@@ -151,7 +151,7 @@ def _sum(graph: fx.Graph, terms: Sequence[fx.Node]) -> fx.Node:
 
 
 def _erase(graph: fx.Graph, root: fx.Node, removable: set[fx.Node]) -> None:
-    """The sum, and what was read by it alone."""
+    """Erase the sum, and what was read by it alone."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

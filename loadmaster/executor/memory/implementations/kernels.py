@@ -1,4 +1,4 @@
-"""Which devices have kernels of their own for these implementations; the others run them as PyTorch operators."""
+"""Devices with Triton kernels for these implementations; the others run them as PyTorch operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _triton_is_installed() -> bool:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """CUDA devices, where Triton is installed. Those that are elsewhere are taken to have it."""
+    """Return whether a device is a CUDA device with Triton installed. One that is elsewhere is taken to have it."""
     return device.type == "cuda" and (_triton_is_installed() or not torch.cuda.is_available())
 
 

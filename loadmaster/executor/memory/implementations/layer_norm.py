@@ -55,7 +55,7 @@ def layer_norm_apply(
 def normalize(
     x: Tensor, mean: Tensor | None, rstd: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """The formula, in float32 or better."""
+    """Normalize with given statistics, in float32 or better."""
     assert rstd is not None
     exact = torch.promote_types(x.dtype, torch.float32)
     value = x.to(exact) if mean is None else x.to(exact) - mean.to(exact)

@@ -1,4 +1,4 @@
-"""What models do to each logit between the head and the loss: scale it, or cap it softly.
+"""Maps of each logit between the head and the loss: models scale it, or cap it softly.
 
 Cohere multiplies logits with a constant, Granite divides them, Gemma 2 takes ``cap * tanh(logits / cap)``, and some
 take a sigmoid, which is a hyperbolic tangent but for a number that all logits of a row share, and so for the loss. All
@@ -26,7 +26,7 @@ SUMS = (aten.sum.default, aten.sum.dim_IntList)
 
 @dataclass(frozen=True)
 class Maps:
-    """All that is done to a logit.
+    """All maps of a logit in one: ``cap * tanh(scale * logit / cap)``, or ``scale * logit`` without a cap.
 
     Attributes:
         cap: 0 for none.
@@ -41,7 +41,7 @@ class Maps:
 
     @classmethod
     def of(cls, nodes: Sequence[fx.Node]) -> Maps | None:
-        """These nodes one after another; None where they are more than that."""
+        """Compose nodes that follow one another; None where they are more than a scale and a cap."""
         inner = outer = 1.0
         bend = by = None
         for node in nodes:
@@ -66,18 +66,18 @@ class Maps:
 
 
 def is_map(node: fx.Node) -> bool:
-    """Whether the node scales by one number, or takes a hyperbolic tangent or sigmoid."""
+    """Return whether the node scales by one number, or takes a hyperbolic tangent or sigmoid."""
     return node.target in BACKWARD_OF_BENDS or _constant(node) is not None or by_tensor(node) is not None
 
 
 def logits_of(node: fx.Node) -> Any:
-    """What a node maps, where it is a map; else its first argument."""
+    """The argument that a map maps; of any other node the first one."""
     scale = by_tensor(node)
     return node.args[1] if scale is not None and node.args[0] is scale else node.args[0]
 
 
 def _constant(node: fx.Node) -> float | None:
-    """What the node multiplies its first argument with; None where it does anything else."""
+    """The number that the node multiplies its first argument with; None where it does anything else."""
     if node.target not in (aten.mul.Tensor, aten.div.Tensor) or node.kwargs:
         return None
     number: Any = node.args[1]
@@ -101,7 +101,7 @@ def by_tensor(node: fx.Node) -> fx.Node | None:
 
 @dataclass(frozen=True)
 class Back:
-    """The backward of a map.
+    """Backward nodes of a map of logits.
 
     Attributes:
         gradient: of what it maps.
@@ -115,7 +115,7 @@ class Back:
 
     @classmethod
     def find(cls, node: fx.Node, readers: Sequence[fx.Node], known: set[fx.Node]) -> Back | None:
-        """That of a map, among all that reads the gradient of its result; None where something else does.
+        """Find the backward of a map among the readers of its result's gradient; None where something else reads it.
 
         Args:
             known: nodes that hold this gradient.
@@ -137,7 +137,7 @@ class Back:
 
 
 def _is_backward(reader: fx.Node, node: fx.Node, known: set[fx.Node]) -> bool:
-    """Whether a reader computes the gradient of what a node maps."""
+    """Return whether a reader computes the gradient of what a node maps."""
     if node.target in BACKWARD_OF_BENDS:
         first, second = reader.args[:2] if len(reader.args) > 1 else (None, None)
         return reader.target is BACKWARD_OF_BENDS[node.target] and first in known and source(second) is node
@@ -151,7 +151,7 @@ def _is_backward(reader: fx.Node, node: fx.Node, known: set[fx.Node]) -> bool:
 
 
 def _of_scale(reader: fx.Node, node: fx.Node, known: set[fx.Node]) -> list[fx.Node] | None:
-    """From a reader to the gradient of the tensor that a node scales by, if that is what it is for.
+    """Nodes from a reader to the gradient of the tensor that a node scales by; None if it computes anything else.
 
     Of ``logits * scale`` it is ``sum(gradient * logits)``, of ``logits / scale`` it is
     ``sum(-gradient * (logits / scale / scale))``.

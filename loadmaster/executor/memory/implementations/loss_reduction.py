@@ -1,4 +1,4 @@
-"""From the losses of rows to one number, as models write it: masked, scaled, added up or averaged; and back.
+"""Reduction of the losses of rows to one number, as models write it: masked, scaled, added up or averaged; and back.
 
 Up to the number, and beyond it up to the sum of two losses, every operator is linear in the losses. So its backward is
 the same operator on the gradient, and a chain of them is known by what it multiplies each row's loss with.
@@ -28,7 +28,7 @@ _DIVIDES, _MULTIPLIES, _DROPS = "divides", "multiplies", "drops"
 
 @dataclass
 class Chain:
-    """Where the chain has come to: a forward node, and the backward node that has its gradient.
+    """A chain of operators on losses, up to a forward node and the backward node that has its gradient.
 
     Attributes:
         factor: the constants by which losses have been multiplied.
@@ -43,14 +43,14 @@ class Chain:
     between: list[fx.Node] = field(default_factory=list)
 
     def to_number(self) -> bool:
-        """Climb until one number is left; whether there is one, and its gradient is one, too."""
+        """Climb until one number is left; returns whether there is one, and its gradient is one number, too."""
         while self.value.meta["val"].dim():
             if not self.climb():
                 return False
         return bool(self.gradient.meta["val"].dim() == 0)
 
     def climb(self) -> bool:
-        """Go on to the only reader; False where it is none that is known, or more read the value."""
+        """Go on to the only reader; returns False where it is not a known one, or more than one reads the value."""
         reader = self.only_reader
         if reader is None or not self._pass(reader):
             return False

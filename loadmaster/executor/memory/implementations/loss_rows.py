@@ -1,4 +1,4 @@
-"""Which rows of a linear layer's result a loss reads, as models write it: viewed, widened, sliced, transposed.
+"""Rows of a linear layer's result that a loss reads, as models write it: viewed, widened, sliced, transposed.
 
 Language models drop the last position (``logits[:, :-1]``), others keep the last one alone, or put the classes in front
 of the positions. Rows that the loss never reads are rows whose target is to be ignored: with targets laid out for all
@@ -25,9 +25,9 @@ COPIES = ALIASES | {aten._to_copy.default, aten.clone.default}
 MOVES = frozenset({aten.transpose.int, aten.permute.default})
 SELECTIONS = frozenset({aten.slice.Tensor, aten.select.int})
 STEPS = VIEWS | COPIES | MOVES | SELECTIONS
-"""What may stand between a linear layer and its loss without changing any number but its precision; maps aside."""
+"""Operators between a linear layer and its loss that change no number but its precision; maps aside."""
 BACKWARD_STEPS = VIEWS | COPIES | MOVES | {aten.slice_backward.default, aten.select_backward.default}
-"""What their gradients go through."""
+"""Operators that the gradients of :data:`STEPS` go through."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def steps_to(path: Sequence[fx.Node], rows: int, classes: int) -> tuple[list[Ste
 
 
 def added_row(node: fx.Node) -> fx.Node | None:
-    """What the node adds to every row of its first argument alike, if that is what it does."""
+    """The row that the node adds to every row of its first argument; None if it does anything else."""
     if node.target is not aten.add.Tensor or node.kwargs or not isinstance(node.args[1], fx.Node):
         return None
     value, row = node.meta["val"], node.args[1].meta["val"]
@@ -114,7 +114,7 @@ def _order(node: fx.Node, dims: int) -> list[int]:
 
 
 def _viewed(shape: tuple[int, ...], at: int, after: tuple[int, ...]) -> int | None:
-    """Where the classes are in a view: what lies before them and what lies behind them keeps its number."""
+    """Dimension of the classes in a view, with as many elements before and behind it; None if it is not unique."""
     before = behind = 1
     for size in shape[:at]:
         before *= size

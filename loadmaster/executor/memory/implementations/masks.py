@@ -54,7 +54,7 @@ def empty_mask(x: Tensor) -> Tensor:
 
 
 def _planes(x: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each bit the elements that it belongs to, and the bytes that it lies in, as views."""
+    """Views for each bit: the elements that it belongs to, and the bytes that hold it."""
     x = x if x.dim() else x.view(1)
     dim = packed_dim(x.shape)
     count = mask.shape[dim]

@@ -22,12 +22,12 @@ from loadmaster.executor.memory.implementations.registry import Site, Value
 
 
 class LeakyReluFromOutput(NothingEncoded):
-    """Leaky ReLU keeps the sign, and its backward asks for no more: the same operator on the output, bit-equal."""
+    """Leaky ReLU backward from the output: it asks for the sign alone, which the output has; bit-equal."""
 
     name = "leaky_relu_output"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """Where the slope is not negative: a negative one maps both signs to the same."""
+        """Leaky ReLU backwards whose slope is not negative: a negative one maps both signs to the same."""
         found = []
         for backward in calls(joint, aten.leaky_relu_backward.default):
             slope = backward.args[2]
@@ -37,7 +37,7 @@ class LeakyReluFromOutput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """PyTorch's own form for results."""
+        """PyTorch's own backward operator, told that it reads the result."""
         gradient, _, slope, _ = site.backward.args
         assert isinstance(gradient, fx.Node)
         read = (value(gradient), value(site.sources[0]))
@@ -48,13 +48,13 @@ class EluFromOutput(NothingEncoded):
     """ELU backward from the output, in PyTorch's own form for results.
 
     Below zero the derivative is ``output + alpha * scale`` (times the input's scale), which is as exact as the output
-    is beside alpha * scale: within that times the dtype's precision of what the input gives.
+    is compared with alpha * scale: within that times the dtype's precision of what the input gives.
     """
 
     name = "elu_output"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """ELU, SELU and CELU, where alpha is not negative."""
+        """Backwards of ELU, SELU and CELU whose alpha is not negative."""
         found = []
         for backward in calls(joint, aten.elu_backward.default):
             _, alpha, scale, input_scale, is_result, read = backward.args
@@ -67,7 +67,7 @@ class EluFromOutput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """The same operator, told that it reads the result."""
+        """PyTorch's own ELU backward, told that it reads the result."""
         gradient, *scales, _, _ = site.backward.args
         assert isinstance(gradient, fx.Node)
         read = value(site.sources[0])
@@ -83,7 +83,7 @@ class SoftplusFromOutput(NothingEncoded):
     name = "softplus_output"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """Where the jump at PyTorch's threshold is below the dtype's precision, so that none is seen here."""
+        """Softplus backwards whose jump at PyTorch's threshold is below the dtype's precision, so that none is seen."""
         found = []
         for backward in calls(joint, aten.softplus_backward.default):
             _, read, beta, threshold = backward.args
@@ -95,7 +95,7 @@ class SoftplusFromOutput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """Four elementwise operators."""
+        """The gradient times ``1 - exp(-beta * output)``, in four elementwise operators."""
         gradient, _, beta, _ = site.backward.args
         assert isinstance(gradient, fx.Node)
         exponent = call(graph, aten.mul.Scalar, value(site.sources[0]), -_number(beta))

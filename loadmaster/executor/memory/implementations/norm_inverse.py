@@ -27,7 +27,7 @@ def norm_input(
     bias: Tensor | None,
     smallest_weight: float,
 ) -> Tensor:
-    """What the normalization was given.
+    """Recover the input of a normalization from its output.
 
     Args:
         output: what it returned.
@@ -36,8 +36,8 @@ def norm_input(
         smallest_weight: refuse weights whose magnitude is below this.
 
     Returns:
-        A new tensor like ``output``. Beside the rounding of the output itself, which grows by |bias / weight|, it is
-        rounded once.
+        A new tensor like ``output``. Apart from the rounding of the output itself, which grows by |bias / weight|, it
+        is rounded once.
 
     Raises:
         InputError: a weight is too small (on CUDA the device reports it, as for every wrong value there).
@@ -63,7 +63,7 @@ def norm_input(
 def invert(
     output: Tensor, mean: Tensor | None, rstd: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """The formula, in float32 or better."""
+    """Invert a normalization with given statistics, in float32 or better."""
     assert rstd is not None
     exact = torch.promote_types(output.dtype, torch.float32)
     value = output.to(exact)

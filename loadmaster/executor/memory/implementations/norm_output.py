@@ -60,7 +60,7 @@ class NormFromOutput(NothingEncoded):
 
     @property
     def name(self) -> str:
-        """Another one for norms with a weight: both can be registered."""
+        """Name of the alternative, another one for norms with a weight: both can be registered."""
         return "norm_output" if self.smallest_weight is None else "norm_output_weighted"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
@@ -80,7 +80,7 @@ class NormFromOutput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """The input recovered, then the operator itself."""
+        """PyTorch's own backward operator on the recovered input."""
         backward = site.backward
         x, *positions, weight, per_channel = _BACKWARD[backward.target]
         output = site.sources[0]
@@ -91,7 +91,7 @@ class NormFromOutput(NothingEncoded):
         dims = output.meta["val"].dim()
 
         def placed(argument: object) -> fx.Node | None:
-            """With as many dimensions as the output."""
+            """View an argument with as many dimensions as the output."""
             if not isinstance(argument, fx.Node):
                 return None
             shape = argument.meta["val"].shape

@@ -1,4 +1,4 @@
-"""What alternatives share that read kept or recomputed results as they are."""
+"""Base class of alternatives that read kept or recomputed results as they are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from loadmaster.executor.memory.implementations.registry import Site, Value
 
 
 class NothingEncoded:
-    """For alternatives whose sites have no parent."""
+    """Base class of alternatives whose sites have no parent."""
 
     def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
-        """Never asked for."""
+        """Raise an AssertionError: sites without a parent have nothing to encode."""
         raise AssertionError(f"{type(self).__name__} encodes nothing")

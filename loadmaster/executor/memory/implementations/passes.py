@@ -35,14 +35,14 @@ PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "joined_slices": join_slices,
     "draws_first": draw_first,
 }
-"""By name, in the order they run. Each changes the graph in place."""
+"""Passes by name, in the order they run. Each changes the graph in place."""
 
 
 def run_passes(joint: fx.GraphModule, exclude: Collection[str] = ()) -> fx.GraphModule:
     """The joint graph with every pass applied, except those named in ``exclude``. The argument is left as it is.
 
     Raises:
-        InputError: ``exclude`` names no pass.
+        InputError: a name in ``exclude`` is not a pass.
     """
     for name in exclude:
         if name not in PASSES:

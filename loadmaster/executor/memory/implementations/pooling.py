@@ -36,7 +36,7 @@ def pool_offsets(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Where in its window each maximum lies.
+    """Position of each maximum inside its window.
 
     Args:
         indices: int64 [..., OH, OW], positions in the flattened [H, W] input plane, as max_pool2d returns them.
@@ -164,7 +164,7 @@ register_limits(pool_offset_backward._opoverload, lambda _: {"offsets": zeros}) 
 
 
 class MaxPoolFromOffsets:
-    """Max-pool backward reads 8-bit offsets: 1/8 of the indices, and no input. The same numbers, bit-equal."""
+    """Max-pool backward that reads 8-bit offsets: 1/8 of the indices, and no input. Bit-equal."""
 
     name = "max_pool_offsets"
 

@@ -22,7 +22,7 @@ REDUCTION = {
 
 
 def reduce_losses(graph: fx.Graph) -> None:
-    """Put each such loss's elements and their reduction in its place."""
+    """Replace each loss whose scalar holds its elements by the elements and their reduction."""
     for node in list(graph.nodes):
         place = REDUCTION.get(node.target) if node.op == "call_function" else None
         if place is None:

@@ -39,7 +39,7 @@ class Site:
 
     @property
     def reads(self) -> tuple[fx.Node, ...]:
-        """The sources and the parent."""
+        """Forward nodes that it reads: the sources and the parent."""
         return self.sources if self.parent is None else (*self.sources, self.parent)
 
 
@@ -49,11 +49,11 @@ class BackwardAlternative(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique, stable and short ("relu_mask"): plans and users refer to it."""
+        """Name of the alternative, unique, stable and short ("relu_mask"): plans and users refer to it."""
         ...
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """Everywhere in the graph that this applies, in graph order. Must not change the graph."""
+        """Find all places where the alternative applies, in graph order. Must not change the graph."""
         ...
 
     def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
@@ -145,7 +145,7 @@ def register_recompute(name: str, rule: RecomputeRule) -> None:
 
 
 def recompute_node(node: fx.Node) -> Recompute | None:
-    """How to compute this forward node a second time for less, or None: run the node itself again.
+    """Find a cheaper way to compute this forward node a second time; None: run the node itself again.
 
     Where this is not None the node must only be computed again through it: running the operator itself again would
     repeat its side effects (the running statistics of BatchNorm).

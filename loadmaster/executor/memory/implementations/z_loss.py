@@ -20,7 +20,7 @@ from loadmaster.executor.memory.implementations.loss_rows import STEPS, Step, ad
 
 @dataclass
 class ZLoss:
-    """One occurrence.
+    """One occurrence of a z-loss in a joint graph.
 
     Attributes:
         logsumexp: of the rows that count.

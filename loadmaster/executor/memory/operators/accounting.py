@@ -31,14 +31,14 @@ class BackwardUsage:
 
 
 class Runs:
-    """What would be emitted for each operator of a step: written once, whatever it costs."""
+    """Runs that would be emitted for the operators of a step: each written once, whatever it costs."""
 
     def __init__(self, operators: Operators) -> None:
         self.operators = operators
         self._written: dict[Hashable, Run] = {}
 
     def forward(self, group: ForwardGroup, results: Collection[fx.Node]) -> Run:
-        """In the forward pass."""
+        """Run of a forward operator in the forward pass."""
 
         def emit(emitter: Emitter) -> None:
             for node in (*group.nodes, *group.side):
@@ -47,11 +47,11 @@ class Runs:
         return self._once(("forward", group.id), emit, results)
 
     def recompute(self, group: ForwardGroup) -> Run:
-        """In the backward pass."""
+        """Run of a forward operator that is computed again, in the backward pass."""
         return self._once(("recompute", group.id), lambda emitter: emitter.recompute(group), group.results)
 
     def choice(self, group: BackwardGroup, number: int, results: Collection[fx.Node]) -> Run:
-        """A backward operator in one of its implementations."""
+        """Run of a backward operator in one of its implementations."""
         choice = group.choices[number]
 
         def encoded(emitter: Emitter, i: int) -> fx.Node:
@@ -67,7 +67,7 @@ class Runs:
         return self._once(("backward", group.id, number), emit, results)
 
     def encoding(self, group: ForwardGroup) -> Run:
-        """What a result is encoded by."""
+        """Run that encodes an operator's result."""
         return self._once(("encoding", group.id), lambda emitter: emitter.encode(group), (), (group.id,))
 
     def _once(
@@ -115,13 +115,13 @@ class Accountant:
         self._savings_us = fused_savings_us(operators, costs) if fused else {}
 
     def output_bytes(self, group: ForwardGroup) -> int:
-        """m_i."""
+        """Bytes of a forward operator's results (m_i)."""
         if group.encoding is not None:
             return self.runs.encoding(group).result_bytes
         return sum(self.step_graph.bytes_of(r) for r in group.results)
 
     def forward(self, group: ForwardGroup) -> Usage:
-        """In the forward pass."""
+        """Time and peak of a forward operator in the forward pass."""
         if group.encoding is not None:
             return self._usage(self.runs.encoding(group))
         pinned = set(self.operators.pinned)
@@ -134,13 +134,13 @@ class Accountant:
         )
 
     def recompute(self, group: ForwardGroup) -> Usage:
-        """In the backward pass, where some nodes have a cheaper way to run again."""
+        """Time and peak of a forward operator in the backward pass, where some nodes run again in a cheaper way."""
         if group.encoding is not None:
             return self._usage(self.runs.encoding(group))
         return self._usage(self.runs.recompute(group))
 
     def backward(self) -> list[BackwardUsage]:
-        """All backward operators, in order."""
+        """Bytes and times of all backward operators, in order."""
         step_graph = self.step_graph
         returned = {step_graph.roots[n] for n in step_graph.backward_outputs if isinstance(n, fx.Node)}
         order = [n for b in self.operators.backward for n in b.nodes]

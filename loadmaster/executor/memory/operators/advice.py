@@ -1,4 +1,4 @@
-"""What a model's own code costs that no plan can put right, found in its graph, with the remedy.
+"""Advice on what a model's own code costs and no plan can put right, found in its graph, with the remedy.
 
 A plan decides about the operators that a model was written in. Some ways to write one cost more than memory can buy
 back, and ``torch.compile`` rewrites some of the first and the last on its own:
@@ -42,7 +42,7 @@ def advice(step_graph: StepGraph, *, on_gpu: bool) -> list[str]:
 
 
 def written_out_attention(step_graph: StepGraph) -> Iterator[str]:
-    """What to say of softmaxes between two batched products."""
+    """Advice on softmaxes between two batched products."""
     found = [
         node
         for node in step_graph.module.graph.find_nodes(op="call_function", target=aten._softmax.default)
@@ -57,7 +57,7 @@ def written_out_attention(step_graph: StepGraph) -> Iterator[str]:
 
 
 def attention_in_full(step_graph: StepGraph) -> Iterator[str]:
-    """What to say of calls of ``scaled_dot_product_attention`` that PyTorch writes out itself."""
+    """Advice on calls of ``scaled_dot_product_attention`` that PyTorch writes out itself."""
     found = list(step_graph.module.graph.find_nodes(op="call_function", target=aten._safe_softmax.default))
     scores_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
     if scores_bytes >= _WORTH_BYTES:
@@ -78,7 +78,7 @@ def _mib(size_bytes: int) -> str:
 
 
 def unaligned_products(step_graph: StepGraph) -> Iterator[str]:
-    """What to say of large products with a matrix whose rows are no multiple of 16 bytes."""
+    """Advice on large products with a matrix whose rows are not a multiple of 16 bytes."""
     sizes: dict[tuple[int, torch.dtype], list[fx.Node]] = {}
     for node in step_graph.module.graph.nodes:
         if node.target in _PRODUCTS and flops(node) >= _WORTH_FLOP:
@@ -95,13 +95,13 @@ def unaligned_products(step_graph: StepGraph) -> Iterator[str]:
 
 
 def _odd_row(matrix: torch.Tensor) -> int:
-    """From one row (or column) of a matrix to the next, in elements, if that is no multiple of 16 bytes; else 0."""
+    """Elements from one row (or column) of a matrix to the next, if not a multiple of 16 bytes; else 0."""
     step = max(matrix.stride()[-2:])
     return step if step * matrix.element_size() % ALIGNED_BYTES else 0
 
 
 def _reaches(softmax: fx.Node, neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> bool:
-    """Whether there is a batched product on this side, with nothing in between but work on each score."""
+    """Return whether there is a batched product on this side, with nothing in between but work on each score."""
     count = softmax.meta["val"].numel()
     seen, ahead = {softmax}, [softmax]
     while ahead:

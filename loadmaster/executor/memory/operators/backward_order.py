@@ -71,7 +71,7 @@ def _before_their_readers(
 
 
 def _can_wait(step_graph: StepGraph, node: fx.Node) -> bool:
-    """Whether the node holds no more of the backward pass's memory the later it runs."""
+    """Return whether the node holds no more of the backward pass's memory the later it runs."""
     if not is_elementwise(node) or is_random(node) or is_mutating(node):
         return False
     made_bytes = sum(step_graph.bytes_of(r) for r in step_graph.results[node])

@@ -1,8 +1,8 @@
 """The operators of a step on another graph of the same nodes: that of a smaller batch.
 
-How nodes are grouped hangs on bytes, so that a smaller batch may be grouped otherwise: where a weight is cast, its copy
-is a small part of what the backward pass reads of 128 images, and a large one of 10. A plan that is for the one is for
-the other in the same groups.
+The grouping of nodes depends on bytes, so that a smaller batch may be grouped otherwise: where a weight is cast, its
+copy is a small part of what the backward pass reads of 128 images, and a large one of 10. A plan that is for the one
+is for the other in the same groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Moved = Callable[[fx.Node], fx.Node]
 
 
 def carried_over(operators: Operators, step_graph: StepGraph) -> Operators:
-    """The same operators, of the nodes in the same places of another graph.
+    """Carry operators over to the nodes in the same places of another graph.
 
     Args:
         step_graph: has as many nodes, each the same operator on the same nodes.

@@ -31,7 +31,7 @@ Run = Sequence[fx.Node]
 
 
 def with_computed_inside(step_graph: StepGraph, runs: Sequence[Run], kept: Collection[fx.Node]) -> StepGraph:
-    """The same step, where runs of the backward pass compute inside what no plan would keep for them.
+    """Copy of a step in which runs of the backward pass compute inside what no plan would keep for them.
 
     Args:
         runs: of the backward pass, as they are fused.
@@ -67,7 +67,7 @@ def _is_candidate(step_graph: StepGraph, node: fx.Node) -> bool:
 def _cut(
     step_graph: StepGraph, run: Run, candidates: Collection[fx.Node], written: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """What the run is best given; of cuts alike, one through what is in memory anyway, and the nearest to the run.
+    """Roots of a minimum cut before the run; of equal cuts, one through what is in memory anyway, nearest to the run.
 
     Args:
         written: of the candidates, those that kernels of the forward pass read from memory.
@@ -89,7 +89,7 @@ def _cut(
             network.add_edge("rest", (root, "made"))
         stack.extend(source for source in sources if source not in seen)
         seen.update(sources)
-    # Of cuts alike networkx finds the one nearest to the target.
+    # Of equal cuts networkx finds the one nearest to the target.
     _, (_, near) = nx.minimum_cut(network, "rest", "run")
     return {root for root in seen if (root, "read") in near and (root, "made") not in near}
 
@@ -125,7 +125,7 @@ class _Copy:
                 self.copied[node].kwargs = fx.map_arg(node.kwargs, value)
 
     def step_graph(self) -> StepGraph:
-        """The copy."""
+        """The copy as a step graph, with inputs and outputs in the same places."""
 
         def mapped(nodes: Iterable[Any]) -> tuple[Any, ...]:
             return tuple(self.copied[n] if isinstance(n, fx.Node) else n for n in nodes)

@@ -56,7 +56,7 @@ class Emitter:
                 self.held[root] = element
 
     def encode(self, group: ForwardGroup) -> fx.Node:
-        """Encode another operator's result."""
+        """Emit an operator that encodes another operator's result."""
         assert group.encoding is not None
         alternative, site = group.encoding.alternative, group.encoding.site
         self.encoded[group.id] = alternative.encode(self.graph, site, self.value)

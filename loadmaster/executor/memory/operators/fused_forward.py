@@ -1,4 +1,4 @@
-"""What a compiler saves in the forward pass by fusing across operators.
+"""Time that a compiler saves in the forward pass by fusing across operators.
 
 A forward operator ends where a plan may keep a result, not where a kernel ends: a compiler writes that result and goes
 on in the same kernel, so that the operator behind it need not read it again. Recomputed operators are compiled apart
@@ -24,7 +24,7 @@ Part = tuple[int, list[fx.Node]]
 
 
 def fused_savings_us(operators: Operators, costs: CostModel) -> dict[int, float]:
-    """By forward operator, how much sooner it ends in a forward pass that is compiled as one."""
+    """Time that each forward operator saves in a forward pass that is compiled as one, by operator."""
     step_graph = operators.step_graph
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in step_graph.results:

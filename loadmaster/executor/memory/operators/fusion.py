@@ -1,4 +1,4 @@
-"""What a compiler makes of a run of operators: kernels of their own, and fused kernels with what those move.
+"""Kernels that a compiler makes of a run of operators: single ones, and fused ones with the bytes that those move.
 
 Matrix products, convolutions, attention, and every operator that is not known to fuse run as kernels of their own.
 Consecutive other operators fuse: what only they read never reaches memory and is computed again wherever a kernel
@@ -119,7 +119,7 @@ _ALSO_FUSIBLE = frozenset(
 
 
 def is_fusible(node: fx.Node) -> bool:
-    """Whether a compiler runs the operator inside a kernel that it generates, together with its neighbours."""
+    """Return whether a compiler runs the operator inside a kernel that it generates, together with its neighbours."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or flops(node):
         return False
@@ -133,7 +133,7 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def is_elementwise(node: fx.Node) -> bool:
-    """Whether it also computes every element from a few others: computed again inside its readers for next to nothing.
+    """Return whether a fusible node computes each element from a few others, so that readers compute it again cheaply.
 
     Reductions and what reads whole rows are not.
     """
@@ -144,12 +144,12 @@ def is_elementwise(node: fx.Node) -> bool:
 
 
 def is_softmax_of_rows(node: fx.Node) -> bool:
-    """Whether it is a softmax whose rows fit a block: computed again inside its readers for next to nothing, too."""
+    """Return whether the node is a softmax whose rows fit a block: its readers compute it again for almost nothing."""
     return node.target in SOFTMAXES and _along_rows(node)
 
 
 def is_gather(node: fx.Node) -> bool:
-    """Whether it reads elements by place, as interpolation does: computed again inside its readers, too."""
+    """Return whether the node reads elements by place, as interpolation does: its readers compute it again, too."""
     return node.target in (aten.index.Tensor, aten._unsafe_index.Tensor)
 
 
@@ -182,12 +182,12 @@ def written_anyway(step_graph: StepGraph, read_elsewhere: Collection[fx.Node]) -
 
 
 def _reads_twice(node: fx.Node) -> bool:
-    """Whether it needs statistics of what it reads before it reads it."""
+    """Return whether the node needs statistics of what it reads before it reads it."""
     return node.target in ROW_LOCAL or node.target in ACROSS_ROWS
 
 
 def is_created(node: fx.Node) -> bool:
-    """Whether the operator reads no values, only a shape. Zeros that a scatter adds to are part of the scatter."""
+    """Return whether the node reads no values, only a shape. Zeros that a scatter adds to are part of the scatter."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._opname not in CREATED:
         return False
     return not all(map(is_atomic, node.users))
@@ -213,7 +213,7 @@ class Traffic:
 
 
 def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.Node]) -> Traffic:
-    """What a fused run moves.
+    """Count the bytes that a fused run moves, and its kernels.
 
     Args:
         step_graph: the graph.
@@ -263,7 +263,7 @@ def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection
 
 
 def _along_rows(node: fx.Node) -> bool:
-    """Whether every statistic of a reduction comes from one contiguous row of at most :data:`ROW_LIMIT` elements."""
+    """Return whether every statistic of a reduction comes from a contiguous row of up to :data:`ROW_LIMIT` elements."""
     source = next((t for n in node.all_input_nodes for t in tensors(value_of(n))), None)
     if source is None or source.dim() == 0:
         return True

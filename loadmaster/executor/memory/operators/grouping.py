@@ -2,7 +2,7 @@
 
 Forward: a compute node whose results one other node alone reads, and the backward pass does not (small statistics
 aside), is merged into its reader, since keeping what it makes never helps. Nodes that only update buffers run once,
-beside an operator. Backward: nodes in graph order, save that gradients of parameters come as early as they can. Run
+next to an operator. Backward: nodes in graph order, save that gradients of parameters come as early as they can. Run
 node by node, they are merged where holding the same forward results for longer costs nothing or next to nothing. Where
 a compiler fuses, a backward operator is a run of nodes that fuse and read one another, and elementwise forward results
 that it reads may be computed inside it instead of being kept or recomputed; some always are
@@ -37,11 +37,11 @@ def group(
     """Group a joint graph into operators.
 
     Args:
-        offer: the implementations to offer.
+        implementations: the filter of what plans may choose from.
         fused: for a backend that fuses operators.
 
     Raises:
-        InputError: the offer leaves out an implementation that is not registered.
+        InputError: the filter leaves out an implementation that is not registered.
     """
     grouping = _Grouping(step_graph, implementations, fused=fused)
     if grouping.inlines:
@@ -87,7 +87,7 @@ class _Grouping:
         return Operators(self.step_graph, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
 
     def computing_inside(self) -> StepGraph:
-        """The same step, where the backward pass computes inside what no plan would keep."""
+        """Copy of the step in which the backward pass computes inside what no plan would keep."""
         roots = self.step_graph.roots
         kept = {roots[n] for n in self.step_graph.forward_outputs if isinstance(n, fx.Node)} | set(self.pinned)
         kept.update(roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node))
@@ -97,17 +97,17 @@ class _Grouping:
         return with_computed_inside(self.step_graph, self._backward_runs(), kept)
 
     def _is_inlining(self, site: registry.Site) -> bool:
-        """Whether the alternative only reads what can be computed inside the operator anyway."""
+        """Return whether the alternative only reads what can be computed inside the operator anyway."""
         producers = [self.step_graph.producer(self.step_graph.roots[s]) for s in site.sources]
         return site.parent is None and self._is_cheap(producers)
 
     def _is_cheap(self, nodes: Sequence[fx.Node]) -> bool:
-        """Whether a fused operator can compute what these nodes make inside itself for next to nothing."""
+        """Return whether a fused operator can compute what these nodes make inside itself for next to nothing."""
         return all(is_elementwise(n) or n in self.recomputes for n in nodes)
 
     def _pinned(self) -> tuple[fx.Node, ...]:
-        """Results that a special recomputation reads, those it does not make, statistics beside a large result, and
-        what the model keeps.
+        """Results that a special recomputation reads, those it does not make, statistics next to a large result,
+        and what the model keeps.
 
         Were these not pinned, a backward operator that reads an operator's statistics alone would need all it makes.
         """
@@ -169,7 +169,7 @@ class _Grouping:
         return max(read, key=self.step_graph.position.__getitem__, default=None)
 
     def _merged_but(self, apart: Collection[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-        """As far as nodes are not to be apart from what reads them."""
+        """Forward nodes by the node that makes the operator's results; nodes in ``apart`` join no reader."""
         step_graph = self.step_graph
         outputs = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
         readers: dict[fx.Node, dict[fx.Node, None]] = {n: {} for n in self.forward_nodes}
@@ -271,11 +271,11 @@ class _Grouping:
         return groups, encoded
 
     def _is_part(self, root: fx.Node) -> bool:
-        """Whether a result is worth a decision of its own: large, and read by the backward pass alone."""
+        """Return whether a result is worth a decision of its own: large, and read by the backward pass alone."""
         return root not in self.read_forward and self.step_graph.bytes_of(root) > self.small_bytes
 
     def _usable(self, site: registry.Site) -> bool:
-        """Whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""
+        """Return whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""
         roots = self.step_graph.roots
         if site.parent is not None and roots[site.parent] not in self.owner:
             return False
@@ -289,7 +289,7 @@ class _Grouping:
         return sum(self.step_graph.bytes_of(r) for r in self.step_graph.results[node]) <= self.small_bytes
 
     def _joins(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
-        """Whether a backward node joins the operator before it."""
+        """Return whether a backward node joins the operator before it."""
         if self.fused:
             return is_fusible(node) and is_fusible(before[-1]) and not is_created(node)
         held, needs = self._needs(before), self._needs([node])
@@ -302,7 +302,7 @@ class _Grouping:
         return self._continues(before, node)
 
     def _continues(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
-        """Whether a node reads what the nodes before it make, or makes next to nothing itself."""
+        """Return whether a node reads what the nodes before it make, or makes next to nothing itself."""
         made = {r for n in before for r in self.step_graph.results[n]}
         return self._is_small(node) or any(r in made for r in self.step_graph.reads([node]))
 
@@ -339,7 +339,7 @@ class _Grouping:
         return [run for stretch in runs for run in self._connected(stretch)] if self.fused else runs
 
     def _connected(self, stretch: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """What follows one another and fuses, apart where one part reads nothing of the other: in order of their ends.
+        """Split nodes that follow one another and fuse into runs that read nothing of each other, in order of ends.
 
         A result of next to no bytes joins what comes before it.
         """

@@ -27,7 +27,7 @@ FINGERPRINT_DIGITS = 12
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """How a forward operator encodes another one's result for one backward node."""
+    """Encoding of a forward operator's result, which is an operator of its own, for one backward node."""
 
     alternative: BackwardAlternative
     site: Site
@@ -35,7 +35,7 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class ForwardGroup:
-    """One forward operator.
+    """One forward operator: nodes whose results a plan keeps or recomputes together.
 
     Attributes:
         nodes: its compute nodes in order; the last one makes the result that forward operators read.
@@ -100,7 +100,7 @@ class BackwardGroup:
 
 @dataclass(frozen=True)
 class Size:
-    """How large the tensors of a step are.
+    """Sizes of the tensors of a step.
 
     Attributes:
         of: hash of the step's nodes, whatever the sizes of their tensors.
@@ -111,14 +111,14 @@ class Size:
     each_bytes: tuple[int, ...]
 
     def is_within(self, other: Size) -> bool:
-        """Whether it is of the same nodes, none of whose tensors is larger: what plans promise of the other step, they
+        """Return whether the nodes are the same and no tensor is larger: what plans promise of the other step, they
         keep in this one."""
         return self.of == other.of and all(a <= b for a, b in zip(self.each_bytes, other.each_bytes, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Operators:
-    """The step's operators.
+    """Forward and backward operators of a training step.
 
     Attributes:
         owner: for every root of the forward pass that is kept or recomputed, its operator.
@@ -142,7 +142,7 @@ class Operators:
 
     @cached_property
     def last_readers(self) -> tuple[int, ...]:
-        """For every forward operator, the last one that reads its results; itself where none does."""
+        """Last reader of each forward operator's results, by operator; itself where none reads them."""
         return last_readers([f.inputs for f in self.forward])
 
     @cached_property
@@ -157,7 +157,7 @@ class Operators:
 
     @cached_property
     def size(self) -> Size:
-        """Of all tensors of the step."""
+        """Sizes of all tensors of the step."""
         described = [self._describe(n, sizes=False) for n in self.step_graph.nodes]
         made = [t for n in self.step_graph.nodes for t in tensors(n.meta.get("val"))]
         # Not of their storages: a short batch may be a slice of a long one.

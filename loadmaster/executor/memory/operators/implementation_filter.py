@@ -1,4 +1,4 @@
-"""What plans may choose from: given alike where a model is captured and where its plan is applied."""
+"""Filter of what plans may choose from: the same where a model is captured and where its plan is applied."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from loadmaster.executor.memory.implementations import registry
 
 @dataclass(frozen=True)
 class ImplementationFilter:
-    """The implementations that plans may choose from, beside those of PyTorch's own graph; all by default.
+    """The implementations that plans may choose from, next to those of PyTorch's own graph; all by default.
 
     For ablations, and for a model where one of them is not wanted. The operators of a step follow from it, and their
     fingerprint with them: a plan is refused where the filter is another than at its capture, if that changes any
-    choice. Recomputation from saved statistics or seeds is no choice, and stays.
+    choice. Recomputation from saved statistics or seeds is not a choice, and stays.
 
     Attributes:
         exclude: names of registered alternatives to leave out.

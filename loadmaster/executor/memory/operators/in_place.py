@@ -1,4 +1,4 @@
-"""Which results a compiler writes over an input, and what that saves.
+"""Results that a compiler writes over an input, and what that saves.
 
 Inductor lets a kernel that it generates write a result over an input that nothing reads later: of the same size, and
 read element for element where the result is written. Plans that count both tensors ask for up to a third more than a
@@ -22,11 +22,11 @@ from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
 
 def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: Collection[fx.Node]) -> dict[int, int]:
-    """By forward operator, the one whose result it can write its own over, where there is any.
+    """Map each forward operator to the one whose result it can write its own over, where there is any.
 
     Args:
         wanted: roots that some way of running the backward pass reads. One that none reads is written over rather,
-            and of those alike the latest, which is the cheapest to have again.
+            and of equal ones the latest, which is the cheapest to have again.
     """
     returned = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
     found: dict[int, int] = {}
@@ -65,8 +65,8 @@ def shared_bytes(
 
 
 def takes_over(step_graph: StepGraph, step: Sequence[fx.Node], read: fx.Node, written: fx.Node) -> bool:
-    """Whether a fused step can write one root over another: of one size, every operator goes element by element, up to
-    statistics, and all that is as large goes through memory in one order."""
+    """Return whether a fused step can write one root over another: of one size, every operator goes element by element,
+    up to statistics, and all that is as large goes through memory in one order."""
     sources, results = ([*tensors(root.meta.get("val"))] for root in (read, written))
     if len(sources) != 1 or len(results) != 1 or not _alike(sources[0], results[0]):
         return False
@@ -82,8 +82,8 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _in_order(step_graph: StepGraph, argument: fx.Node, source: torch.Tensor) -> bool:
-    """Whether an argument is smaller than what is written over, or goes through memory as its root does: as a view it
-    does if both are row-major."""
+    """Return whether an argument is smaller than what is written over, or goes through memory as its root does: as a
+    view it does if both are row-major."""
     found, root = tensors(argument.meta.get("val")), step_graph.roots[argument]
     if root is argument or all(t.numel() < source.numel() for t in found):
         return True
@@ -91,7 +91,7 @@ def _in_order(step_graph: StepGraph, argument: fx.Node, source: torch.Tensor) ->
 
 
 def _is_row_major(tensor: torch.Tensor) -> bool:
-    """Of tensors with four and five dimensions a compiler makes channels-last ones."""
+    """Return whether a tensor stays row-major: a compiler makes those of four and five dimensions channels last."""
     return tensor.is_contiguous() and tensor.dim() < 4
 
 

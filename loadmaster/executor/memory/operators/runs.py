@@ -27,7 +27,7 @@ from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 
 @dataclass(frozen=True)
 class Usage:
-    """Time of a run and its highest bytes beside what was there before (results included)."""
+    """Time of a run and its highest bytes on top of what was there before (results included)."""
 
     time_us: float
     peak_bytes: int
@@ -35,7 +35,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Run:
-    """What would be emitted for one operator.
+    """Graph that would be emitted for one operator.
 
     Attributes:
         step_graph: the graph.
@@ -68,11 +68,11 @@ class Run:
 
     @property
     def result_bytes(self) -> int:
-        """Of all results that others read."""
+        """Bytes of all results that others read."""
         return sum(self.step_graph.bytes_of(r) for r in self.results)
 
     def usage(self, costs: CostModel, *, fused: bool, dying: Collection[fx.Node] = ()) -> Usage:
-        """Replay the run.
+        """Replay the run for its time and its highest bytes.
 
         Args:
             dying: roots of the original graph that go after their last reader in this run.

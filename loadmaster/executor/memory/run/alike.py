@@ -1,4 +1,4 @@
-"""Segments alike, of which one is lowered and compiled: the layers of a network.
+"""Equal segments, of which one is lowered and compiled: the layers of a network.
 
 They read values of the same shapes, types and strides, of which the same ones share memory, and do the same to them.
 """
@@ -21,7 +21,7 @@ from loadmaster.executor.memory.run.segments import Segment
 
 
 def kind_of(segment: Segment, given: Sequence[Any], storages: Storages) -> Hashable:
-    """Equal for segments alike; one with constants of its own is like no other.
+    """Key of a segment, the same for equal segments; one with constants of its own is equal to no other.
 
     Args:
         given: fakes of what it reads.
@@ -58,18 +58,18 @@ class Lowered:
         return cls(module, tuple(held.index(_storage(value)) for value in results), results)
 
     def results(self) -> list[Any]:
-        """Fakes of the results of a segment alike, for a tracer new ones each time. Shared memory does not show."""
+        """Fakes of the results of an equal segment, for a tracer new ones each time. Shared memory does not show."""
         fake_mode = detect_fake_mode(self._results)
         with contextlib.nullcontext() if fake_mode is None else fake_mode:
             return [_another(value) if isinstance(value, Tensor) else value for value in self._results]
 
     def copied(self) -> fx.GraphModule:
-        """The graph, for whoever compiles it and changes it thereby."""
+        """A copy of the graph, for whoever compiles it and changes it thereby."""
         return fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
 
 
 class Storages:
-    """Which values of a graph share memory.
+    """Storages of a graph's values, which tell what values share memory.
 
     Args:
         fakes: the graph's inputs by name.
@@ -91,7 +91,7 @@ class Storages:
             self._holders[held[-1]] += 1
 
     def is_alone(self, name: str) -> bool:
-        """Whether no other value shares the value's memory."""
+        """Return whether no other value shares the value's memory."""
         return self._holders[self.by_name[name]] == 1
 
 

@@ -65,7 +65,7 @@ class PlannedStep(nn.Module):
 
     @property
     def plans(self) -> tuple[MemoryPlan, ...]:
-        """The plans it runs under."""
+        """Plans that the step runs under."""
         return self.planned.plans
 
     # Inside another compiled function the plan would be lost without a word.
@@ -120,7 +120,7 @@ class PlannedStep(nn.Module):
         return now in known or (self._asks_no_more(known) and now != self._first)
 
     def _asks_no_more(self, known: Sequence[Guards]) -> bool:
-        """Whether further kinds of calls are not traced to find out: a Python value may be another one in every call.
+        """Return whether further kinds of calls run untraced: a Python value may be another one in every call.
 
         Of several plans one may still be for them.
         """
@@ -202,11 +202,11 @@ def apply_to_blocks(
     unplanned: Unplanned = "refuse",
     mode: Mode = "default",
 ) -> list[PlannedStep]:
-    """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
+    """Make steps of equal blocks under one plan, to put in their places before ``fully_shard`` goes around each.
 
     Args:
         plan: for a problem of :func:`~loadmaster.executor.memory.block.capture_block`, or several.
-        blocks: they share what is compiled, as far as they are alike.
+        blocks: they share what is compiled, as far as they are equal.
         backend, implementations, unplanned, mode: as for :func:`apply`.
 
     Raises:

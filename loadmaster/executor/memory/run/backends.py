@@ -1,4 +1,4 @@
-"""What runs the two graphs: eagerly, in their own order, or through Inductor."""
+"""Backends that run the two graphs: eagerly, in their own order, or through Inductor."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def inductor(
 
 
 def lowered_only(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    """As :func:`inductor` for what is compiled after it, but nothing is compiled: what is returned cannot run."""
+    """Lower a graph as :func:`inductor` does, for what is compiled after it; the runner that it returns cannot run."""
     return _run_by_inductor(module, inputs, lambda lowered, *_: lowered, channels_last=runs_channels_last(module))
 
 
@@ -121,7 +121,7 @@ def _saved(module: fx.GraphModule) -> frozenset[str]:
 
 
 def _new_each_time(module: fx.GraphModule, half: Half) -> frozenset[str]:
-    """Inputs of a graph that may lie anywhere in each step: the batch, of the backward graph tangents, too."""
+    """Inputs of a graph that may be anywhere in memory in each step: the batch, of the backward graph tangents, too."""
     names = [n.name for n in module.graph.find_nodes(op="placeholder")]
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
@@ -235,8 +235,8 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
 
 @contextlib.contextmanager
 def both_halves() -> Iterator[None]:
-    """Inside, AOTAutograd has the backward graph compiled with the forward graph, not when it first runs: while the one
-    is lowered, kernels of the other one are built."""
+    """Have AOTAutograd compile the backward graph with the forward graph, not when it first runs: while the one is
+    lowered, kernels of the other one are built."""
     with functorch_config.patch(force_non_lazy_backward_lowering=True), built_together():
         yield
 
@@ -268,10 +268,10 @@ COMPILERS: dict[Backend, Callable[[fx.GraphModule, Sequence[Any], Half], Runner]
 
 
 def expect_backend(backend: str) -> None:
-    """Refuse a backend that there is none of.
+    """Refuse a backend that is not in :data:`COMPILERS`.
 
     Raises:
-        InputError: naming those there are.
+        InputError: naming those that are.
     """
     if backend not in COMPILERS:
         raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(COMPILERS)}.")

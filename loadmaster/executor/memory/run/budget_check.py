@@ -17,7 +17,7 @@ class BudgetCheck:
     """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget.
 
     The peak is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start
-    anew there. Of several plans the largest budget counts.
+    again there. Of several plans the largest budget counts.
     """
 
     def __init__(self, plans: Sequence[MemoryPlan]) -> None:

@@ -2,8 +2,9 @@
 
 Inductor writes a result into a buffer of its size that nobody reads any more, instead of asking the allocator for one,
 unless holding on to the buffer until then raises the peak of its graph. It knows the sizes of buffers, and with them
-the peak, from its own reordering for memory alone. A planned graph is not reordered: no size was known, every buffer
-seemed to raise the peak, and a step asked the allocator 2,582 times for the 1,044 of torch.compile's (EfficientNet).
+the peak, from its own reordering for memory alone. A planned graph is not reordered: by itself no size is known, every
+buffer seems to raise the peak, and a step asks the allocator 2,582 times for the 1,044 of torch.compile's
+(EfficientNet).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch._inductor.virtualized import V
 
 @contextlib.contextmanager
 def buffers_reused() -> Iterator[None]:
-    """Inside, graphs that Inductor compiles reuse their buffers, though it does not reorder them."""
+    """Let graphs that Inductor compiles in the context reuse their buffers, though it does not reorder them."""
     estimate: Any = wrapper.EfficientPeakEstimate
     original = estimate.__init__
 

@@ -38,7 +38,7 @@ class ChannelsLast(fx.Interpreter):
         self.convolutions = convolutions
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
+        """Run one node, so that its results are channels last where an argument of their shape is."""
         if n.op != "call_function":
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -57,14 +57,14 @@ class ChannelsLast(fx.Interpreter):
 
 
 def runs_channels_last(module: fx.GraphModule) -> bool:
-    """Whether Inductor will lay out the graph's convolutions channels last."""
+    """Return whether Inductor will lay out the graph's convolutions channels last."""
     from torch._inductor.graph import GraphLowering
 
     return GraphLowering.decide_layout_opt(module, is_inference=False)
 
 
 def has_channels_last_gradients(module: fx.GraphModule) -> bool:
-    """Whether a convolution whose gradients the graph computes reads channels last.
+    """Return whether a convolution whose gradients the graph computes reads channels last.
 
     Inductor decides on a graph's layout by forward convolutions, of which the backward pass, or a segment of it, may
     have none. Left to itself PyTorch 2.13 copies what ``convolution_backward`` reads into the order of the weight's
@@ -75,7 +75,7 @@ def has_channels_last_gradients(module: fx.GraphModule) -> bool:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether the layout is channels last and not row-major as well, as that of a single pixel is."""
+    """Return whether the layout is channels last and not row-major as well, as that of a single pixel is."""
     memory_format = _FORMATS.get(tensor.dim())
     return (
         memory_format is not None and tensor.is_contiguous(memory_format=memory_format) and not tensor.is_contiguous()

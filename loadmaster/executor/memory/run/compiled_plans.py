@@ -1,7 +1,7 @@
-"""What is compiled under plans: the graphs of a step, cut as the plan says that was made for it.
+"""Graphs compiled under plans: those of a step, cut as the plan says that was made for it.
 
 A plan that was made for a batch is the plan for a smaller one, too: the same operators in the same order, on tensors of
-which none is larger, take no more memory. It needs no new schedule; its graphs are compiled anew.
+which none is larger, take no more memory. It needs no new schedule; its graphs are compiled again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NoPlanError(InputError):
 
 
 class CompiledPlans:
-    """What is compiled under some plans: shared by steps alike, the blocks of a transformer.
+    """Graphs compiled under some plans: shared by equal steps, such as the blocks of a transformer.
 
     Attributes:
         call: ``call(step, *args, **kwargs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
@@ -117,7 +117,7 @@ class CompiledPlans:
 
 
 def fingerprint_of(plan: MemoryPlan) -> str:
-    """Of the graph that it was made for."""
+    """Fingerprint of the graph that a plan was made for."""
     return plan.name.rpartition("-")[2]
 
 

@@ -31,7 +31,7 @@ def nest_concatenations(graph: fx.Graph) -> None:
 
 
 def _nested(graph: fx.Graph, node: fx.Node) -> Sequence[Any]:
-    """What the concatenation puts together, in at most 8 parts."""
+    """Arguments of the concatenation, nested so that they are at most 8."""
     parts = cast(Sequence[Any], node.args[0])
     while len(parts) > TOGETHER:
         eights = [parts[start : start + TOGETHER] for start in range(0, len(parts), TOGETHER)]

@@ -12,7 +12,7 @@ ELSEWHERE = "everything else"
 
 
 def with_elsewhere(problem: MemoryProblem, kept_bytes: int, budget_bytes: int) -> MemoryProblem:
-    """With an operator between the passes that leaves room for ``kept_bytes`` of results within the budget."""
+    """The problem with an operator between the passes that leaves ``kept_bytes`` of the budget for kept results."""
     last = problem.forward[-1]
     workspace = Implementation(0.0, max(0, budget_bytes - last.fixed_bytes - kept_bytes))
     elsewhere = ForwardOperator(
@@ -32,7 +32,7 @@ def with_elsewhere(problem: MemoryProblem, kept_bytes: int, budget_bytes: int) -
 
 
 def without_elsewhere(schedule: Schedule, operators: int) -> Schedule:
-    """The schedule of a block's problem without the operator that is none of the block's ``operators``."""
+    """The schedule of a block's problem without the last operator, which is not one of the block's ``operators``."""
     first = schedule.stages[0]
     if not first.computes or first.computes[-1].forward != operators:
         return schedule

@@ -1,4 +1,4 @@
-"""From a schedule to the two graphs that run it.
+"""Emission of the two graphs that run a schedule.
 
 The forward graph is stage 0. The backward graph is stages 1..K one after another: the recomputations of a stage in
 ascending order, then its backward operator. What the schedule stores from stage 0 into stage 1 and is read later
@@ -180,7 +180,7 @@ class _BackwardEmission:
         return self.emitter.encoded[i]
 
     def run(self, t: int, stage: Stage, kept_before: Sequence[int]) -> None:
-        """Emit stage t."""
+        """Emit stage t: its fetches and recomputations, then its backward operator."""
         self.stage = t
         self._drop(self.available - set(kept_before))
         self.available |= self.arrivals.at(t)

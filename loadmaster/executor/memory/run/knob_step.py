@@ -62,7 +62,7 @@ class KnobStep(nn.Module):
             return self._call(self.step, *batch.args, **batch.kwargs)
 
     def run_by(self, call: Callable[..., torch.Tensor]) -> None:
-        """Run by this call from now on, instead of what :func:`compiled_plainly` gives for the mode."""
+        """Run this call from now on, instead of what :func:`compiled_plainly` gives for the mode."""
         self._call = call
 
     def __repr__(self) -> str:

@@ -58,7 +58,7 @@ def expect_transfers(operators: Operators, schedule: Schedule) -> None:
 
 
 class Sends:
-    """Sending, in the forward graph.
+    """Sends of results to the host, in the forward graph.
 
     Args:
         channels_last: the layout that images travel in; that of the trace otherwise.
@@ -74,7 +74,7 @@ class Sends:
         self._segment = 0
 
     def before(self, j: int) -> None:
-        """Forward operator j comes next (the number of forward operators: nothing does).
+        """Emit what is due before forward operator j: sends, and waits (the number of forward operators: at the end).
 
         Raises:
             InputError: it would wait for a result that is not sent by then.
@@ -101,7 +101,7 @@ class Sends:
 
 
 class Fetches:
-    """Fetching, in the backward graph.
+    """Fetches of results from the host, in the backward graph.
 
     Args:
         host: the new node that holds a saved value.
@@ -124,7 +124,7 @@ class Fetches:
         self._under_way: dict[tuple[int, int], list[fx.Node]] = {}
 
     def at(self, t: int) -> set[int]:
-        """Stage t starts: start the fetches that it issues, wait for those that are for it; returns what arrived."""
+        """Start the fetches that stage t issues, and wait for those that are for it; returns what arrived."""
         graph = self.emitter.graph
         for later, stage in enumerate(self.schedule.stages):
             for f in stage.fetches:

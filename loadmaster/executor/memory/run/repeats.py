@@ -1,7 +1,7 @@
-"""Where a graph repeats itself: cut there, its layers are compiled once.
+"""Cuts where a graph repeats itself, so that its layers are compiled once.
 
-A compiler takes a network of 24 equal layers for one graph and compiles each of them anew, which is most of the wait
-for a step. Before and after a product or a convolution values are in memory anyway, and a cut costs no fusion.
+A compiler takes a network of 24 equal layers for one graph and compiles each of them, which is most of the wait for a
+step. Before and after a product or a convolution values are in memory anyway, and a cut costs no fusion.
 
 Operators are compared by what they are: target, constants, and the shapes, types and strides of their results. Shifted
 by one period, the part of a graph that repeats itself equals itself::
@@ -32,14 +32,14 @@ from loadmaster.executor.memory.operators.fusion import is_fusible
 from loadmaster.executor.steps.step_graph import is_alias, is_compute, is_mutating, tensors, views_of
 
 _LAGS = 16
-"""A layer may have so many products alike: periods are the distances from each to as many after it."""
+"""A layer may have so many equal products: periods are the distances from each to as many after it."""
 _KERNELS = 2
 """A period has at least this many kernels that do not fuse: less is not worth a call."""
 
 
 @dataclass(frozen=True, order=True)
 class _Repeated:
-    """``count`` periods side by side from ``first`` on; the better, the more it saves, and the shorter its period."""
+    """Repetition of ``count`` periods from ``first`` on; the better, the more it saves, and the shorter its period."""
 
     saved: int
     negative_period: int
@@ -48,7 +48,7 @@ class _Repeated:
 
     @property
     def places(self) -> range:
-        """Where periods begin, and where the last one ends."""
+        """Places where periods begin, and where the last one ends."""
         period = -self.negative_period
         return range(self.first, self.first + self.count * period + 1, period)
 
@@ -60,7 +60,7 @@ def repeated_pieces(run: Sequence[fx.Node]) -> list[Sequence[fx.Node]]:
 
 
 def described(node: fx.Node, named: Callable[[fx.Node], str] = lambda _: "") -> Hashable:
-    """What a node is, whatever its name: equal for operators that compile to the same code.
+    """Key of a node without its name: equal for operators that compile to the same code.
 
     Args:
         named: what to call the nodes that it reads.
@@ -71,7 +71,7 @@ def described(node: fx.Node, named: Callable[[fx.Node], str] = lambda _: "") -> 
 
 
 def described_tensors(tensors: Iterable[Tensor]) -> Hashable:
-    """All that a compiler knows of tensors."""
+    """Key of tensors, with all that a compiler knows of them."""
     return tuple((t.dtype, t.device, tuple(t.shape), t.stride(), t.storage_offset()) for t in tensors)
 
 
@@ -121,14 +121,14 @@ def _periods(kinds: NDArray[np.int64], kernels: NDArray[np.int64]) -> set[int]:
 
 
 def _stretches(same: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where it holds without a break: (begin, end) of each stretch."""
+    """Stretches of True without a break: (begin, end) of each."""
     changes = np.flatnonzero(np.diff(same, prepend=False, append=False))
     return [(begin, end) for begin, end in changes.reshape(-1, 2).tolist()]
 
 
 def _losses(run: Sequence[fx.Node], fusible: Sequence[bool], kernels: Sequence[bool]) -> list[tuple[int, int, int]]:
-    """What a cut before each node costs: values that cannot cross it, bytes that stay inside a fused kernel otherwise,
-    and all that cross."""
+    """Cost of a cut before each node: values that cannot cross it, bytes that stay inside a fused kernel otherwise, and
+    all that cross."""
     place = {node: n for n, node in enumerate(run)}
     changes = np.zeros((len(run) + 1, 3), np.int64)
     behind = _behind_kernels(run, place, kernels)
@@ -150,7 +150,7 @@ def _losses(run: Sequence[fx.Node], fusible: Sequence[bool], kernels: Sequence[b
 
 
 def _behind_kernels(run: Sequence[fx.Node], place: Mapping[fx.Node, int], kernels: Sequence[bool]) -> list[int]:
-    """For each node, as bits, the nodes that it can be in no fused kernel with: one that does not fuse lies between."""
+    """Bits for each node: the nodes that it can be in no fused kernel with, since one that does not fuse is between."""
     before: list[int] = []
     behind: list[int] = []
     for node in run:

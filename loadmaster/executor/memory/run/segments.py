@@ -18,7 +18,7 @@ from loadmaster.executor.memory.run.repeats import repeated_pieces
 from loadmaster.executor.steps.step_graph import is_alias
 
 Runner = Callable[[list[Any]], Any]
-"""Takes its arguments in a list, which it empties. It may have ``direct``: what to call from the second time on."""
+"""Callable on a list of arguments, which it empties. It may have ``direct``: what to call from the second time on."""
 STAGE = "loadmaster_stage"
 """Metadata key of a node: (stage, whether the stage is a segment of its own)."""
 
@@ -59,7 +59,7 @@ def cut(module: fx.GraphModule) -> list[Segment]:
 
 
 def _views_read(piece: Sequence[fx.Node]) -> list[fx.Node]:
-    """Views made before it that it reads, to be made anew in it: what is viewed is handed over, not the view."""
+    """Views made before a piece that it reads, to be made again in it: what is viewed is handed over, not the view."""
     held = set(piece)
     nodes: list[fx.Node] = []
 
@@ -134,7 +134,7 @@ def _code(module: fx.GraphModule, segments: Sequence[Segment], called: Sequence[
         *_letting_go(listed(n for n in given if n not in read)),
     ]
     for segment, name in zip(segments, called, strict=True):
-        # The list alone holds what is read for the last time: who is called empties it.
+        # The list alone holds what is read for the last time: the callee empties it.
         lines.append(f"given = [{listed(segment.reads)}]")
         lines += _letting_go(listed(n for n in segment.reads if n in segment.frees))
         lines.append(f"({listed(segment.makes)}) = {name}(given)")

@@ -1,4 +1,4 @@
-"""How much of a forward pass to send away, so that the step takes no longer: adaptive offloading.
+"""Adaptive offloading: how much of a forward pass to send away, so that the step takes no longer.
 
 After [Wu24], section 5.3.5. A forward pass saves tensors 1..n of sizes b_1..b_n at times t_1..t_n, and ends at
 T. Memory is fullest about then: what is not stored by T saves nothing. So if m is the last tensor that is sent, one
@@ -34,12 +34,12 @@ SETTLED = 0.1  # a forward pass whose bytes differ by more from the planned one 
 
 @dataclass(frozen=True)
 class Profile:
-    """One forward pass, without the time it waited.
+    """Sizes and times of what one forward pass saved, without the time that it waited.
 
     Attributes:
         sizes: bytes of each tensor that could be sent, in the order they were saved.
-        at_s: when, from the first on.
-        forward_s: until the backward pass began.
+        at_s: when each was saved, after the first.
+        forward_s: from the first until the backward pass began.
     """
 
     sizes: tuple[int, ...]
@@ -48,17 +48,17 @@ class Profile:
 
     @property
     def total_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors that could be sent."""
         return sum(self.sizes)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent.
+    """Plan of the tensors to send away in a forward pass.
 
     Attributes:
-        tensors: of the forward pass that it is for.
-        sent: so many of them, the first.
+        tensors: how many the forward pass has that it is for.
+        sent: how many of them are sent, from the first on.
         total_bytes: of all tensors of the forward pass that it is for.
         backlog: bytes of stores that are expected not to be over when tensor n is saved.
         due: bytes whose reading has to have begun when the backward pass needs tensor n, or begins before the next one.
@@ -71,12 +71,12 @@ class Plan:
     due: tuple[int, ...] = ()
 
     def fits(self, total_bytes: int) -> bool:
-        """Whether it is for a forward pass that saved so much."""
+        """Return whether the plan is for a forward pass that saved so many bytes."""
         return abs(total_bytes - self.total_bytes) <= SETTLED * self.total_bytes
 
 
 def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> int:
-    """How many of the first tensors can be sent without making the step longer."""
+    """Count the first tensors that can be sent without making the step longer."""
     summed = [0, *accumulate(profile.sizes)]
     found, tightest, stored_s = 0, float("inf"), 0.0
     for m, (size, at_s) in enumerate(zip(profile.sizes, profile.at_s, strict=True), start=1):
@@ -89,7 +89,7 @@ def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> in
 
 
 def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float, *, window_bytes: int) -> Plan:
-    """What to send of the next forward passes that are like the profiled one; nothing, where that is hardly anything.
+    """Plan what to send of forward passes like the profiled one; nothing, where that is hardly anything.
 
     Args:
         window_bytes: of stores that nobody waits for: so much of what is sent may still be there at the end.
@@ -103,7 +103,7 @@ def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float, *, win
 
 
 def plan_to_keep(sizes: Sequence[int], keep_bytes: int) -> Plan:
-    """Send all but the last tensors of a forward pass, whose bytes are at most these."""
+    """Plan to send all but the last tensors of a forward pass, whose bytes are at most ``keep_bytes``."""
     kept, sent = 0, len(sizes)
     while sent and kept + sizes[sent - 1] <= keep_bytes:
         sent -= 1
@@ -112,7 +112,7 @@ def plan_to_keep(sizes: Sequence[int], keep_bytes: int) -> Plan:
 
 
 def _backlog(sizes: Sequence[int], at_s: Sequence[float], write_bytes_s: float) -> list[float]:
-    """Bytes that are not over at each of these times, those that are asked for then included."""
+    """Bytes of stores that are not over at each of these times, including those that are asked for then."""
     backlog, last_s, found = 0.0, 0.0, []
     for n, now_s in enumerate(at_s):
         backlog = max(0.0, backlog - write_bytes_s * (now_s - last_s)) + (sizes[n] if n < len(sizes) else 0)

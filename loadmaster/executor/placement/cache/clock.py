@@ -10,7 +10,7 @@ Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """Now: on a CUDA device, when its current stream comes here."""
+    """Mark the present moment: on a CUDA device, when its current stream comes here."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -19,7 +19,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds(start: Mark, stop: Mark) -> float:
-    """From one mark to a later one; waits until the device is there."""
+    """Time from one mark to a later one, seconds; waits until the device is there."""
     if isinstance(start, float) or isinstance(stop, float):
         assert isinstance(start, float) and isinstance(stop, float)
         return stop - start

@@ -1,4 +1,4 @@
-"""Stepping aside for ``torch.func``: its transforms refuse to run under hooks on saved tensors.
+"""Hooks that step aside for ``torch.func``: its transforms refuse to run under hooks on saved tensors.
 
 While a cache is entered, its hooks are taken off for the time of such a transform, which saves its tensors as if there
 were no cache. Hooks of others stay, and the transform then says what it always says.
@@ -32,7 +32,7 @@ def push(hooks: Hooks) -> None:
 
 
 def pop() -> None:
-    """Take them off again."""
+    """Take the hooks that were put there last off this thread's stack."""
     global _entered
     torch._C._autograd._pop_saved_tensors_default_hooks()
     _on_this_thread().pop()
@@ -44,7 +44,7 @@ def pop() -> None:
 
 @contextlib.contextmanager
 def _without_ours(error_message: str) -> Iterator[None]:
-    """As PyTorch's, with the hooks of caches off the stack as far as they lie on top."""
+    """Replace PyTorch's function: do the same, with the hooks of caches off the stack as far as they are on top."""
     taken: list[Hooks] = []
     for hooks in reversed(_on_this_thread()):
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)

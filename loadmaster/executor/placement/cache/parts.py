@@ -22,7 +22,7 @@ from loadmaster.executor.placement.cache.backends.protocol import Stored, Transf
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in its storage."""
+    """Layout of a tensor in its storage: type, shape, strides and offset."""
 
     dtype: torch.dtype
     size: torch.Size
@@ -31,16 +31,16 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        """A tensor's."""
+        """Read the layout of a tensor."""
         return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     @property
     def size_bytes(self) -> int:
-        """Of all elements."""
+        """Bytes of all elements of the tensor."""
         return self.size.numel() * self.dtype.itemsize
 
     def on(self, memory: Tensor) -> Tensor:
-        """Such a tensor on the storage of another one."""
+        """Make a tensor of this layout on the storage of another one."""
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
 
@@ -52,7 +52,7 @@ def all_bytes(tensor: Tensor) -> Tensor:
 
 
 class Checked:
-    """A saved tensor that stays as it is, and its version: autograd checks none behind hooks."""
+    """A saved tensor that stays as it is, and its version: autograd checks no version behind hooks."""
 
     __slots__ = ("_tensor", "_version")
 
@@ -62,11 +62,11 @@ class Checked:
         self._version = _version(tensor)
 
     def unchanged(self) -> bool:
-        """Whether nobody wrote to it since."""
+        """Return whether nobody has written to the tensor since it was saved."""
         return _version(self._tensor) == self._version
 
     def tensor(self) -> Tensor:
-        """The tensor.
+        """Return the saved tensor.
 
         Raises:
             RuntimeError: it was modified in place.
@@ -81,7 +81,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def modified(layout: Layout, versions: tuple[int, int] | None) -> RuntimeError:
-    """What PyTorch raises where nothing is offloaded."""
+    """Make the error that PyTorch raises where nothing is offloaded."""
     what = f"{str(layout.dtype).removeprefix('torch.')} {list(layout.size)}"
     how = "is at another version than when it was saved"
     if versions is not None:
@@ -95,7 +95,7 @@ def modified(layout: Layout, versions: tuple[int, int] | None) -> RuntimeError:
 
 @dataclass(eq=False)
 class Remains:
-    """What a part that nobody needs any more held."""
+    """Memory and copies of a part that nobody needs any more."""
 
     source: Tensor | None
     stored: Stored | None
@@ -103,7 +103,7 @@ class Remains:
     target: Tensor | None
 
     def over(self) -> bool:
-        """Whether no copy reads or writes what is held here; a store that has not begun never will.
+        """Return whether no copy reads or writes what is held here; a store that has not begun never will.
 
         Without a source the store is over, or the stream that its memory is of was told to wait.
         """
@@ -113,7 +113,7 @@ class Remains:
 
 
 class Part:
-    """See the head of the file. All methods are called under the cache's lock.
+    """One stretch of saved memory; see the head of the file. All methods are called under the cache's lock.
 
     Args:
         source: uint8 [n]: memory that was saved.
@@ -121,11 +121,11 @@ class Part:
         remains: where what it holds goes in the end.
 
     Attributes:
-        stream: the one that the memory it comes back to is of.
+        stream: the one that the memory it comes back to belongs to.
         arrived: a stream that uses it was told to wait for what comes back.
         wanted: the backward pass is about to need it; it stays when the store is over.
         passed: the backward pass has been there.
-        ahead: what counts it among the parts that come back before they are needed.
+        ahead: the tape that counts it among the parts that come back before they are needed.
     """
 
     def __init__(self, source: Tensor, checked: Checked | None, remains: deque[Remains]) -> None:
@@ -145,20 +145,20 @@ class Part:
 
     @property
     def storing(self) -> bool:
-        """Whether a store was asked for and its memory is still held."""
+        """True if a store was asked for and the part's memory is still held."""
         return self.stored is not None and self.source is not None
 
     @property
     def away(self) -> bool:
-        """Whether it is nowhere but in the backend, and nothing brings it back."""
+        """True if the part is only in the backend, and nothing brings it back."""
         return self.source is None and self.load is None and not self._ruined
 
     def left_to(self, remains: deque[Remains]) -> bool:
-        """Whether that is where what it holds goes: each backend that is opened has another one."""
+        """Return whether the part leaves what it holds to these remains: each backend that is opened has others."""
         return self._remains is remains
 
     def commit(self) -> None:
-        """The store is over: let go of the memory, unless it failed or the memory is wanted."""
+        """Let go of the memory when the store is over, unless it failed or the memory is wanted."""
         assert self.stored is not None
         if self.wanted or self.stored.failure() is not None:
             self._keep()
@@ -167,7 +167,7 @@ class Part:
         self.source = self._checked = None
 
     def forward(self) -> bool:
-        """Be needed before the store is over: whether the store could be cancelled."""
+        """Use the memory before its store is over; return whether the store could be cancelled."""
         assert self.stored is not None
         self.wanted = True
         cancelled = self.stored.cancel()
@@ -183,7 +183,7 @@ class Part:
             self.load, self.target, self.arrived = None, None, False
 
     def memory(self, layout: Layout) -> Tensor:
-        """What holds it on the device now.
+        """Return the memory that holds the part on the device.
 
         Raises:
             RuntimeError: it was modified in place.

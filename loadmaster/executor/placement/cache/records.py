@@ -4,7 +4,7 @@ The key is the storage itself and the version of its contents. The record hangs 
 found by an address that is used again, and only weakly: it lives as long as a graph needs it.
 
 A view of a small part of a large storage must not send the whole storage. Views that are saved one after another are
-looked at together: do they cover half of the storage, it is sent whole; else each of them is copied and sent alone, and
+looked at together: if they cover half of the storage, it is sent whole; else each of them is copied and sent alone, and
 comes back dense.
 """
 
@@ -22,12 +22,12 @@ _NAME = "_loadmaster_records"
 
 
 class Record:
-    """What graphs saved of one storage.
+    """Parts of one storage that graphs saved.
 
     Attributes:
-        views: that wait for a decision, by layout.
-        whole: the storage.
-        pieces: or copies of views, with their own layouts.
+        views: those that wait for a decision, by layout.
+        whole: the part that holds the whole storage, if there is one.
+        pieces: parts that hold copies of single views, with the layouts of the copies.
     """
 
     def __init__(self, storage_bytes: int) -> None:
@@ -37,17 +37,17 @@ class Record:
         self.pieces: dict[Layout, tuple[Part, Layout]] = {}
 
     def found(self, layout: Layout) -> tuple[Part, Layout] | None:
-        """The part that holds a view, and where the view is in it."""
+        """Find the part that holds a view, and the view's layout in it."""
         return (self.whole, layout) if self.whole is not None else self.pieces.get(layout)
 
     def add_view(self, layout: Layout, tensor: Tensor) -> bool:
-        """One more view that waits; whether the storage should be sent whole."""
+        """Add a view that waits for a decision; return whether the storage should be sent whole."""
         self.views.setdefault(layout, Checked(tensor))
         return sum(seen.size_bytes for seen in self.views) >= COVERED * self.storage_bytes
 
 
 class Ledger:
-    """Finds the record of a storage."""
+    """Index of one cache's records by storage and version."""
 
     _tokens = itertools.count()
 
@@ -55,7 +55,7 @@ class Ledger:
         self._token = next(Ledger._tokens)
 
     def record_of(self, tensor: Tensor) -> Record:
-        """The record of a tensor's storage at its version, perhaps a new one."""
+        """Find the record of a tensor's storage at its version, or make a new one."""
         storage = tensor.untyped_storage()
         books: weakref.WeakValueDictionary[tuple[int, int], Record]
         books = storage.__dict__.setdefault(_NAME, weakref.WeakValueDictionary())

@@ -1,4 +1,4 @@
-"""Which saved tensors a cache takes: activations of a size that pays, and nothing that the model holds anyway."""
+"""Selection of the saved tensors that a cache takes: activations of a size that pays, not what the model holds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MARK = "_loadmaster_held"
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """What a DTensor (FSDP2, tensor parallelism) holds on this rank; any other tensor itself."""
+    """Return what a DTensor (FSDP2, tensor parallelism) holds on this rank; any other tensor itself."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
 class Selection:
-    """What to take.
+    """Rule that selects the saved tensors to take.
 
     Storages of parameters and buffers are marked, so that every view of them is known and a mark is gone with its
     storage: addresses are used again, marks are not.
@@ -58,12 +58,12 @@ class Selection:
             raise InputError("model", str(self.device), "is on a device that tensors are not sent from", remedy)
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether a saved tensor is one to send away."""
+        """Return whether a saved tensor is one to send away."""
         if type(tensor) is not Tensor or tensor.device.type != self.device.type or not _has_storage(tensor):
             return False
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_inference():
             return False
-        # FSDP2 makes whole parameters anew in every step; what the layers save are views of them.
+        # FSDP2 makes whole parameters again in every step; what the layers save are views of them.
         if isinstance(tensor._base, nn.Parameter):
             return False
         storage = tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""What a tensor cache did, for people and for programs."""
+"""Figures of what a tensor cache did, for people and for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadmaster.models.units import show_bytes
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Since the cache was made. A tensor that several operators saved counts once.
+    """Figures since the cache was made. A tensor that several operators saved counts once.
 
     Attributes:
         offloaded_bytes: sent away and let go of on the device.
@@ -62,7 +62,7 @@ class CacheStats:
         return "\n".join([*lines, *(f"{name.replace('_', ' ')}: {said}" for name, said in self.notes.items())])
 
     def disk_life_s(self, endurance_bytes: float, elapsed_s: float) -> float:
-        """How long a disk lasts at this rate of writing ([Wu24], section 5.3.6).
+        """Estimate how long a disk lasts at this rate of writing ([Wu24], section 5.3.6).
 
         Args:
             endurance_bytes: what may be written to it in its life, after its maker (65.4e15 for 65.4 PBW).
@@ -73,21 +73,21 @@ class CacheStats:
 
 @dataclass
 class Tally:
-    """Counts up to them."""
+    """Running counts that become the figures of :class:`CacheStats`."""
 
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, what: str, size_bytes: int) -> None:
-        """So many bytes more."""
+        """Count so many bytes more under one name."""
         self.bytes[what] = self.bytes.get(what, 0) + size_bytes
 
     def spend(self, what: str, seconds: float) -> None:
-        """So much time more."""
+        """Count so much more waiting time under one name."""
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
     def fields(self) -> dict[str, Any]:
-        """As the fields of the stats."""
+        """Return the counts as fields of :class:`CacheStats`."""
         kinds = ("offloaded", "kept", "forwarded", "cancelled", "loaded", "on_demand", "failed")
         counted = {f"{kind}_bytes": self.bytes.get(kind, 0) for kind in kinds}
         return counted | {f"{what}_wait_s": self.seconds.get(what, 0.0) for what in ("store", "load")}

@@ -1,4 +1,4 @@
-"""What one forward pass saved, in order: which is the order, reversed, in which the backward pass needs it."""
+"""Tape of what one forward pass saved, in order; the backward pass needs it in the reverse order."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Stopwatch:
         self._end: Mark | None = None
 
     def saved(self, size_bytes: int, at: Mark) -> None:
-        """A part was met."""
+        """Note that a part was saved."""
         if self._end is None:
             self._saved.append((size_bytes, at))
             self._waits_before.append(len(self._waits))
 
     def waited(self, start: Mark, stop: Mark) -> None:
-        """Training stood still."""
+        """Note a wait, in which training stood still."""
         if self._end is None:
             self._waits.append((start, stop))
 
     def ended(self, at: Mark) -> None:
-        """The backward pass begins."""
+        """Note that the backward pass begins; only the first time counts."""
         self._end = self._end if self._end is not None else at
 
     def profile(self) -> Profile | None:
-        """The forward pass, once it is over and if anything was saved. Waits for the device."""
+        """Profile of the forward pass; None before it is over, or if nothing was saved. Waits for the device."""
         if self._end is None or not self._saved:
             return None
         waits_s = [seconds(*wait) for wait in self._waits]
@@ -74,7 +74,7 @@ class Tape:
         self.ahead_bytes = self.brought_bytes = 0
 
     def add(self, record: Record, layout: Layout) -> int:
-        """One more use; its number."""
+        """Add one more use and return its number."""
         self._uses.append((weakref.ref(record), layout, len(self.sizes)))
         self._before.append(self._bytes)
         self._near = self._far = None  # a micro-batch that was entered again went on with its forward pass
@@ -84,17 +84,17 @@ class Tape:
         return len(self._uses)
 
     def met(self, part: Part) -> int:
-        """A part is decided upon; how many were before it."""
+        """Add a part that is decided upon; return how many were before it."""
         self.sizes.append(part.size_bytes)
         self._bytes += part.size_bytes
         return len(self.sizes) - 1
 
     def alive(self) -> bool:
-        """Whether a graph still needs anything of it."""
+        """Return whether a graph still needs anything of the tape."""
         return any(record() is not None for record, _, _ in self._uses)
 
     def part(self, use: int) -> Part | None:
-        """What a use needs, while any graph does and once it is decided."""
+        """Find the part that a use needs; None once no graph needs it, or before it is decided."""
         record = self._uses[use][0]()
         found = record.found(self._uses[use][1]) if record is not None else None
         return found[0] if found is not None else None
@@ -127,7 +127,7 @@ class Tape:
         return due[min(self._uses[use][2], len(due) - 1)] if due and use < len(self) else 0
 
     def rewind(self) -> None:
-        """A backward pass is over: what is still there may be needed by another one."""
+        """Start again after a backward pass: another one may need what is still there."""
         for n in range(len(self)):
             if (part := self.part(n)) is not None:
                 part.again()

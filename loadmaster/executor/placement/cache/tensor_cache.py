@@ -46,7 +46,7 @@ TIMED_PASSES = 3  # the first ones have warm-up and waits in them that the next 
 
 
 class _Saved:
-    """What a graph holds instead of a tensor."""
+    """Handle that a graph holds instead of a saved tensor."""
 
     __slots__ = ("layout", "record", "tape", "use")
 
@@ -62,13 +62,13 @@ class _Home:
         self.traffic: Traffic | None = None
 
     def open(self, window_bytes: int | None, tally: Tally) -> Traffic:
-        """The traffic with it."""
+        """Open the backend, if it is not open, and return the traffic with it."""
         if self.traffic is None:
             self.traffic = Traffic(self._opener(), window_bytes, tally)
         return self.traffic
 
     def close(self) -> None:
-        """Close what was opened here."""
+        """Close the backend, unless it is an object of the user's."""
         traffic, self.traffic = self.traffic, None
         if traffic is not None:
             traffic.abandon()
@@ -85,7 +85,7 @@ class TensorCache:
     Args:
         model: whose parameters and buffers stay where they are; several as a list.
         to: ``"host"`` for host memory, a folder or several for files striped over them, or a backend object.
-        keep: of the end of each forward pass, stays on the device: so many bytes or ``"2GiB"``, 0 to send everything;
+        keep: how much of the end of each forward pass stays on the device: bytes or ``"2GiB"``, 0 to send everything;
             ``"auto"`` finds how much must stay for the step to take no longer.
         min_bytes: tensors in storages smaller than that stay.
         window: bytes on their way at most, each way; ``"auto"`` takes what is moved in 10 ms. Stores beyond it are
@@ -141,7 +141,7 @@ class TensorCache:
 
     @contextlib.contextmanager
     def microbatch(self, name: Hashable) -> Iterator[None]:
-        """Say which micro-batch this is the forward or backward pass of, where those of several are interleaved.
+        """Name the micro-batch whose forward or backward pass this is, where those of several are interleaved.
 
         On the way into its backward pass, tensors begin to come back.
         """
@@ -159,7 +159,7 @@ class TensorCache:
                 self._micro_batch = before
 
     def stats(self) -> CacheStats:
-        """What was done so far."""
+        """Return the figures of what was done so far."""
         with self._lock:
             traffic = self._home.traffic
             if traffic is not None:
@@ -221,7 +221,7 @@ class TensorCache:
             return inside.on(part.memory(inside))
 
     def _need(self, traffic: Traffic, tape: Tape, use: int, part: Part) -> None:
-        """The backward pass is here: have the part, and what comes next."""
+        """Have the part that the backward pass needs here, and those that come next."""
         if part.away:
             traffic.bring(part, tape)
             self._tally.add("on_demand", part.size_bytes)
@@ -268,14 +268,14 @@ class TensorCache:
             self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Say what went wrong with a store, once. Gradients are right: what could not be stored stayed."""
+        """Raise the error of a failed store, once. Gradients are right: what could not be stored stayed."""
         traffic = self._home.traffic
         if traffic is not None and traffic.failure is not None:
             failure, traffic.failure = traffic.failure, None
             raise failure
 
     def _tape(self, traffic: Traffic) -> Tape:
-        """Of this forward pass: a new one, once the last one's backward pass has begun, or its graph is gone."""
+        """Return this forward pass's tape: a new one, once the last one's backward pass began, or its graph is gone."""
         tape = self._tapes.get(self._micro_batch)
         if tape is None or tape.begun or not tape.alive():
             self._backward_passes.clear()
@@ -286,7 +286,7 @@ class TensorCache:
         return tape
 
     def _learned(self, traffic: Traffic, tape: Tape) -> tuple[Plan | None, int]:
-        """The plan for the next forward passes after this one, and how many were timed for it."""
+        """The plan for the forward passes after this one, and how many were timed for it."""
         if self._keep_bytes is not None:
             return plan_to_keep(tape.sizes, self._keep_bytes), 0
         profile = tape.watch.profile() if tape.watch is not None else None

@@ -29,13 +29,13 @@ class _Store:
     size_bytes: int
 
     def holder(self) -> Part | None:
-        """The part, while it waits for this store."""
+        """Return the part, while it waits for this store."""
         part = self.part()
         return part if part is not None and part.stored is self.stored and part.storing else None
 
 
 class Traffic:
-    """Between the device and a backend. All methods are called under the cache's lock.
+    """Stores and loads between the device and a backend. All methods are called under the cache's lock.
 
     Args:
         window_bytes: on its way at most, each way; None finds it: as much as the backend moves in ``LATENCY_S``, and
@@ -54,7 +54,7 @@ class Traffic:
         self._flying_bytes = self._last_bytes = 0
 
     def window_bytes(self, *, writing: bool) -> int:
-        """On its way at most, one way."""
+        """Bytes that are on their way at most, in one direction."""
         if self._window_bytes is not None:
             return self._window_bytes
         done = self.backend.counters()
@@ -82,7 +82,7 @@ class Traffic:
         self._flying_bytes += part.size_bytes
 
     def hold_to_window(self, tape: Tape, expected_bytes: int = 0) -> None:
-        """Come after the oldest stores until no more is on its way than a window, and what is expected.
+        """Wait for the oldest stores until no more is on its way than a window, and what is expected.
 
         On a device its stream waits, not the host. The host is often a whole pass ahead: by what it sees, hardly a
         store is ever over.
@@ -120,7 +120,7 @@ class Traffic:
                 left.source = None
 
     def land(self) -> None:
-        """Let go of what is stored by now."""
+        """Let go of memory whose stores are over, and free in the backend what nobody needs any more."""
         while self._flying:
             part = self._flying[0].holder()
             if not self._flying[0].stored.over():
@@ -143,7 +143,7 @@ class Traffic:
                 self._tally.add("cancelled", part.size_bytes)
 
     def bring(self, part: Part, tape: Tape) -> None:
-        """Start to load a part."""
+        """Start to load a part, and count it as ahead of its use."""
         assert part.stored is not None
         part.target = torch.empty(part.size_bytes, dtype=torch.uint8, device=part.device)
         part.stream = torch.cuda.current_stream(part.device) if part.target.is_cuda else None
@@ -168,7 +168,7 @@ class Traffic:
         if failure is not None:
             raise failure
         if part.target.is_cuda and (stream := torch.cuda.current_stream(part.device)) != part.stream:
-            part.target.record_stream(stream)  # used beside the stream that it is of
+            part.target.record_stream(stream)  # used on another stream than its own
         part.arrived = True
 
     def abandon(self) -> None:
@@ -202,7 +202,7 @@ class Traffic:
 
 
 def closed() -> LoadmasterError:
-    """Tensors are gone with their backend."""
+    """Make the error for tensors that are gone with their backend."""
     return LoadmasterError(
         "the tensor cache was closed, by an error or by close(), while a graph still needed what it had sent away. Run "
         "the forward pass again."

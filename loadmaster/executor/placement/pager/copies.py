@@ -20,61 +20,61 @@ from loadmaster.executor.steps.pinned import HostPool
 
 
 class Ticket(Protocol):
-    """A copy under way."""
+    """Handle of a copy under way, to wait for it or to ask about it."""
 
     def wait(self) -> None:
-        """Let the compute stream wait for it."""
+        """Let the compute stream wait for the copy."""
 
     def over(self) -> bool:
-        """Whether it is over."""
+        """Return whether the copy is over."""
 
 
 class Copies(Protocol):
-    """Where storages go; None for a ticket: the copy is over."""
+    """Copies of storages between a device and the host; None for a ticket: the copy is over."""
 
     def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
-        """Copy a storage to the host; the block that it goes to."""
+        """Copy a storage to the host; return the block that it goes to, and a ticket."""
 
     def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
         """Copy a block to a storage that has its size again."""
 
 
 def bytes_in(storage: torch.UntypedStorage) -> Tensor:
-    """A storage as bytes [its size]."""
+    """View a storage as bytes [its size]."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 class HostCopies:
-    """Of storages in host memory: what is capped there is an account."""
+    """Copies of storages that are in host memory anyway: the limit caps an account there."""
 
     def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
-        """Copy it."""
+        """Copy a storage; the copy is over on return."""
         return bytes_in(storage).clone(), None
 
     def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
-        """Copy it back."""
+        """Copy a block back; the copy is over on return."""
         bytes_in(storage).copy_(host)
         return None
 
 
 @dataclass(frozen=True)
 class CudaTicket:
-    """An event on a copying stream."""
+    """Ticket of a copy on a CUDA stream: the event after it."""
 
     event: torch.cuda.Event
     device: torch.device
 
     def wait(self) -> None:
-        """Let the current stream wait."""
+        """Let the current stream wait for the copy."""
         torch.cuda.current_stream(self.device).wait_event(self.event)
 
     def over(self) -> bool:
-        """Whether the copy is over."""
+        """Return whether the copy is over."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class CudaCopies:
-    """Over the host link, beside the compute."""
+    """Copies over the host link on streams of their own, while the device computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -102,5 +102,5 @@ class CudaCopies:
 
 
 def copies_of(device: torch.device) -> Copies:
-    """Those for a device."""
+    """Choose the way to copy for a device: on streams for CUDA, at once for others."""
     return CudaCopies(device) if device.type == "cuda" else HostCopies()

@@ -1,6 +1,6 @@
-"""What an operator will allocate for its results, before it runs: it is tried on tensors without memory.
+"""Foresight of what an operator will allocate for its results: before it runs, it is tried on tensors without memory.
 
-Once for each signature; then what it really allocated is remembered.
+It is tried once for each signature; then what it really allocated is remembered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HASHABLE = (int, str, type(None), torch.dtype, torch.device, torch.layout, torc
 
 
 class Foresight:
-    """Bytes of new storages by signature."""
+    """Bytes of the new storages that a call makes, by its signature."""
 
     def __init__(self) -> None:
         self._known: dict[Signature, int] = {}
@@ -29,7 +29,7 @@ class Foresight:
     def signature(
         self, key: Hashable, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Signature:
-        """Equal for calls that allocate the same.
+        """Signature of a call, equal for calls that allocate the same.
 
         Args:
             key: the operator, and shape and type of each tensor.
@@ -41,14 +41,14 @@ class Foresight:
         return (key, tuple([tensor.stride() for tensor in given]), tuple(others))
 
     def bytes_of(self, signature: Signature, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """What the call will allocate; 0 where that depends on values."""
+        """Bytes that the call will allocate; 0 where that depends on values."""
         found = self._known.get(signature)
         if found is None:
             found = self._known[signature] = self._tried(func, args, kwargs)
         return found
 
     def learn(self, signature: Signature, size_bytes: int) -> None:
-        """What such a call did allocate."""
+        """Remember the bytes that such a call did allocate."""
         self._known[signature] = size_bytes
 
     def _tried(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -74,7 +74,7 @@ class Foresight:
 
 
 def _others(values: Sequence[Any]) -> list[Hashable]:
-    """What is no tensor; of tensors, where they are. The value of a float decides no size."""
+    """Arguments that are not tensors, with the places of tensors. The value of a float decides no size."""
     found: list[Hashable] = []
     for value in values:
         if isinstance(value, Tensor):

@@ -1,10 +1,10 @@
-"""What lies on the device and what in host memory, under a byte limit.
+"""Pages of storages, on the device or in host memory, under a byte limit.
 
 Every storage of the device has a page. A page that is not needed can be evicted: its storage is resized to nothing, its
 bytes are in the host until an operator needs them. The copy in the host stays good until the page is written, and saves
-the next one. A storage that dies is forgotten, on either side, without a copy. The account holds what lies on the
-device, copies under way included, and never exceeds the limit; but for operators whose results nobody can foresee, and
-those are counted.
+the next one. A storage that dies is forgotten, on either side, without a copy. The account holds what is on the
+device, copies under way included. It exceeds the limit only for operators whose results nobody can foresee, and those
+are counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Page:
         host: its bytes in the host, None where there is no good copy.
         arriving, leaving: copies under way, which ``held`` keeps the storage for.
         number: of the recorded storage that it is at present, in the plan that is followed.
-        slot: of the storages that take each other's place from step to step, for who predicts.
+        slot: of the storages that take each other's place from step to step, for the prefetcher.
     """
 
     storage: weakref.ref[torch.UntypedStorage]
@@ -51,18 +51,18 @@ class Page:
     dead: bool = False
 
 
-# Which of the pages that may leave does, given with the least recently used first; None: none of them.
+# Picks the page that leaves of those that may, given with the least recently used first; None: none of them.
 Choice = Callable[[Iterator[Page]], Page | None]
 
 
 def least_recently_used(pages: Iterator[Page]) -> Page | None:
-    """The first one."""
+    """Pick the first page, which is the least recently used one."""
     return next(pages, None)
 
 
 @dataclass
 class Counts:
-    """What happened: bytes moved, pages that an operator had to wait for, bytes that nobody foresaw."""
+    """Counts of what happened: bytes moved, pages that an operator had to wait for, storages that nobody foresaw."""
 
     faults: int = 0
     prefetches: int = 0
@@ -75,7 +75,7 @@ class Counts:
 
 
 class PagedMemory:
-    """Pages under a limit.
+    """Storages of one device as pages under a byte limit.
 
     Args:
         small_bytes: smaller storages never move.
@@ -83,7 +83,7 @@ class PagedMemory:
     Attributes:
         paused: everything is on the device and stays there.
         choice: which page leaves for what an operator needs.
-        was_short: whether any had to.
+        was_short: whether any page had to leave.
     """
 
     def __init__(self, budget_bytes: int, copies: Copies, small_bytes: int) -> None:
@@ -101,11 +101,11 @@ class PagedMemory:
     # Pages
 
     def page(self, storage: torch.UntypedStorage) -> Page | None:
-        """The page of a storage that is known."""
+        """Return the page of a storage; None if the storage is not known."""
         return self._table.get(storage)
 
     def pages(self) -> list[Page]:
-        """All of them."""
+        """Pages of all storages that live."""
         return [page for _, page in self._table.living()]
 
     def add(self, storage: torch.UntypedStorage) -> Page:
@@ -120,26 +120,26 @@ class PagedMemory:
         return page
 
     def touch(self, pages: Iterable[Page]) -> None:
-        """They were used now."""
+        """Count pages as the most recently used ones."""
         for page in pages:
             if page in self._movable:
                 self._movable.move_to_end(page)
 
     def will_be_written(self, page: Page) -> None:
-        """Its copy in the host is no longer good; one under way is waited for."""
+        """Give up the page's copy in the host, which will be out of date; a copy under way is waited for."""
         if page.leaving is not None:
             self._left(page)
         page.host = None
 
     def fix(self, page: Page) -> None:
-        """Never move it again."""
+        """Keep a page on the device from now on."""
         page.fixed = True
         self._movable.pop(page, None)
 
     # Room
 
     def ensure(self, pages: Collection[Page], contents: Collection[Page], new_bytes: int, what: Any) -> None:
-        """Have these pages on the device, and room for as many bytes beside them.
+        """Have these pages on the device, and room for as many bytes in addition.
 
         Args:
             contents: those whose bytes are needed; the others are written whole.
@@ -164,11 +164,11 @@ class PagedMemory:
                 self._arrived(page)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so much is free."""
+        """Return whether so many bytes are free."""
         return self.used_bytes + size_bytes <= self.budget_bytes
 
     def make_room(self, size_bytes: int, keep: Collection[Page] = (), choice: Choice | None = None) -> bool:
-        """Evict until so much is free, or nothing more can go; whether it is.
+        """Evict until so many bytes are free, or nothing more can leave; return whether they are free.
 
         Args:
             choice: which page leaves; None: as for operators.
@@ -199,7 +199,7 @@ class PagedMemory:
     # Moves
 
     def store(self, page: Page) -> None:
-        """Copy it to the host; it stays on the device."""
+        """Copy a page to the host; it stays on the device."""
         storage = page.storage()
         if storage is None or not page.resident or page.fixed or page.host is not None:
             return
@@ -212,7 +212,7 @@ class PagedMemory:
             self._leaving.append(page)
 
     def evict(self, page: Page) -> None:
-        """Free its device memory."""
+        """Free the page's device memory, with its bytes in the host."""
         storage = page.storage()
         if storage is None or not page.resident or page.fixed:
             return
@@ -227,7 +227,7 @@ class PagedMemory:
         self.used_bytes -= page.size_bytes
 
     def load(self, page: Page, *, with_bytes: bool = True) -> None:
-        """Give it device memory again, and start the copy back."""
+        """Give a page device memory again, and start the copy back."""
         storage = page.storage()
         if storage is None or page.resident:
             return
@@ -241,7 +241,7 @@ class PagedMemory:
             self.counts.loaded_bytes += page.size_bytes
 
     def prefetch(self, page: Page) -> bool:
-        """Load it if there is room; whether there was."""
+        """Load a page if there is room; return whether it is on the device."""
         if page.resident:
             return True
         if not self.has_room(page.size_bytes):
@@ -257,7 +257,7 @@ class PagedMemory:
                 self._left(page)
 
     def restore_all(self) -> None:
-        """Bring everything back, whatever the limit.
+        """Bring all pages back, whatever the limit.
 
         Raises:
             torch.OutOfMemoryError: the device does not hold it. Pages that are not back have their bytes in the host.
@@ -273,7 +273,7 @@ class PagedMemory:
                     self._arrived(page)
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Let go of all pages, without moving any."""
         self._table.clear()
         self._movable.clear()
         self._leaving.clear()

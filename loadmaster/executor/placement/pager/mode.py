@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enforces residency of every operand.
+    """Dispatch mode that has every operand on the device when its operator runs.
 
     Args:
         device: whose storages have pages.
@@ -56,7 +56,7 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._run(func, args, kwargs)
 
     def page(self, tensor: Tensor) -> Page | None:
-        """The page of a tensor that lies, or would lie, on the device."""
+        """Return the page of a tensor that is, or would be, on the device; None if it has no page."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -67,7 +67,7 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return page
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A view needs no memory, but PyTorch holds most of them against the size of the storage."""
+        """Call a view: it needs no memory, but PyTorch checks most views against the size of the storage."""
         try:
             return func(*args, **kwargs)
         except RuntimeError:
@@ -124,7 +124,7 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _look_for_compiled(self) -> None:
-        """Say once, within the first step, that nothing is compiled: PyTorch compiles nothing under a dispatch mode."""
+        """Warn once, in the first step, that nothing is compiled: PyTorch does not compile under a dispatch mode."""
         self._looks = not self._steps.stats
         frame = sys._getframe()
         while self._looks and (below := frame.f_back) is not None:
@@ -141,7 +141,7 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
 
     def _births(self, result: Any, foreseen: int) -> list[Page | None]:
-        """Pages of the storages that nobody had before."""
+        """Add pages for the result's storages that are new, and return them."""
         found: list[Page | None] = []
         for tensor in tensors_in(result):
             if tensor.layout is not torch.strided:

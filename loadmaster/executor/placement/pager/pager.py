@@ -7,10 +7,10 @@
             optimizer.step()
     print(pager.stats[-1])
 
-Parameters, gradients, optimizer state and activations alike: each storage is on the device when an operator needs it.
-The first step is paged by demand, the least recently used leaves. The next ones bring what came next in those before;
-then a plan of the recorded step says what moves when. Numbers are those of the same operators without a pager. A step
-ends with the optimizer's.
+Parameters, gradients, optimizer state and activations are all paged: each storage is on the device when an operator
+needs it. The first step is paged by demand, and the least recently used leaves. The next ones bring what came next in
+those before; then a plan of the recorded step says what moves when. Numbers are those of the same operators without a
+pager. A step ends with the optimizer's.
 
 What is replayed without PyTorch's dispatcher (CUDA graphs, kernels that are launched with raw addresses) cannot be
 paged: an address that is asked for keeps its storage on the device, and with ``debug`` it is refused.
@@ -65,7 +65,7 @@ class Pager:
         tier: the old name of ``host_link``, whose figures it gives. Pages go to host memory whatever its name.
 
     Raises:
-        InputError: the model is wrapped, the limit is no size, or there is no such way to prefetch.
+        InputError: the model is wrapped, the limit is not a size, or the way to prefetch is not known.
     """
 
     def __init__(
@@ -101,37 +101,37 @@ class Pager:
 
     @property
     def stats(self) -> list[StepStats]:
-        """Of every step."""
+        """Figures of every step so far."""
         return self._steps.stats
 
     @property
     def used_bytes(self) -> int:
-        """What lies on the device now."""
+        """Bytes that are on the device at present."""
         return self._memory.used_bytes
 
     @property
     def problem(self) -> PlacementProblem | None:
-        """The recorded step, once it is."""
+        """The recorded step as a placement problem; None before a plan is asked for."""
         return self._steps.problem
 
     @property
     def plan(self) -> PlacementPlan | None:
-        """What is followed."""
+        """The latest plan; None before the first one."""
         return self._steps.plan
 
     @property
     def refused(self) -> str | None:
-        """Why there is no plan, though a planner was given."""
+        """Reason why no plan is followed, though a planner was given."""
         return self._steps.refused
 
     def end_step(self) -> None:
-        """A step is over; with an optimizer its own step says so."""
+        """Say that a step is over; with an optimizer its own step says so."""
         with _disable_current_modes():
             self._steps.end_step()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Everything on the device, whatever the limit, within the block: for checkpoints and what needs addresses."""
+        """Keep everything on the device, whatever the limit, within the block: for checkpoints and raw addresses."""
         with _disable_current_modes():
             self._memory.restore_all()
             self._memory.paused = True
@@ -144,7 +144,7 @@ class Pager:
                 self._memory.make_room(0)
 
     def __enter__(self) -> Self:
-        """Page from now on."""
+        """Start to page the model, its gradients and the optimizer's state."""
         entered = self._entered
         try:
             entered.callback(self._leave)
@@ -198,7 +198,7 @@ class Pager:
         self.end_step()
 
     def _present(self) -> Iterator[Tensor]:
-        """What is there before the first step."""
+        """Tensors that are there before the first step: parameters, buffers, gradients and optimizer state."""
         held: list[Any] = [*self.model.parameters(), *self.model.buffers(), *(p.grad for p in self.model.parameters())]
         if self.optimizer is not None:
             held += [value for state in self.optimizer.state.values() for value in state.values()]

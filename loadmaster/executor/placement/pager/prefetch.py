@@ -1,4 +1,4 @@
-"""Pages that come before they are missed, where no plan says when: what comes next is what came next the last time.
+"""Prefetching of pages where no plan says when they move: what comes next is what came next the last time.
 
 Correlation prefetching [DeepUM23] section 4, by the chain that the simulator of ``models`` has too. A kernel's
 execution id is its operator with the shapes of its tensors. Storages are new in every step, and so are their addresses:
@@ -21,7 +21,7 @@ _Name = tuple[int, int, int]  # execution id, its how-manieth call of the step, 
 
 
 class Prefetcher:
-    """Sees every call, learns, and brings pages.
+    """Prefetcher that learns which pages follow each call, and brings them.
 
     Args:
         memory: the pages under the limit.
@@ -40,7 +40,7 @@ class Prefetcher:
         self._spilled: list[Page] = []  # predicted, and gone all the same
 
     def starts(self, key: Hashable, given: Sequence[Page | None], read: Collection[Page]) -> None:
-        """A call is about to run: learn it, and predict what follows.
+        """Learn a call that is about to run, and predict what follows.
 
         Args:
             given: its operands.
@@ -63,7 +63,7 @@ class Prefetcher:
             self._chain.found(slot)
 
     def bring(self, used: Collection[Page], new_bytes: int) -> None:
-        """Start the copies of what is predicted, and of what will leave for it.
+        """Start the copies of predicted pages, and of the pages that will leave for them.
 
         Args:
             used: pages of the call that runs now.
@@ -83,7 +83,7 @@ class Prefetcher:
             self._store_ahead(used)
 
     def made(self, born: Sequence[Page | None]) -> None:
-        """What the call allocated."""
+        """Learn the pages of the storages that the call made."""
         for place, page in enumerate(born):
             if page is not None and not page.fixed:
                 self._slot(page, ~place)
@@ -100,12 +100,12 @@ class Prefetcher:
         return first
 
     def end_step(self) -> None:
-        """A step is over."""
+        """End a step, so that its calls are counted from the start in the next one."""
         self._calls.clear()
         self._early = {page for page in self._early if page.resident}
 
     def interrupt(self) -> None:
-        """Calls ran that nobody told."""
+        """Break the chain of calls, after calls that were not reported here."""
         self._chain.interrupt()
 
     def _slot(self, page: Page, place: int) -> int:
@@ -126,7 +126,7 @@ class Prefetcher:
         return next((page for page in pages if not self._is_predicted(page)), None)
 
     def _store_ahead(self, used: Collection[Page]) -> None:
-        """Copy what would leave next."""
+        """Copy to the host what would leave next, up to a window of bytes."""
         ahead_bytes = 0
         for page in self._memory.movable():
             if page in used or self._is_predicted(page):

@@ -1,6 +1,6 @@
 """Access to memory that goes past PyTorch's dispatcher: addresses, NumPy, copies and files of whole storages.
 
-Nobody sees it coming but the methods that give the memory away. So, while pages move, these methods bring the page back
+Only the methods that give the memory away see it coming. So, while pages move, these methods bring the page back
 first; a page whose address was given away stays. In debug mode they refuse.
 """
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from loadmaster.errors import InputError
 from loadmaster.executor.placement.pager.memory import PagedMemory
 
-# Method -> whether who called it keeps the address.
+# Method -> whether its caller keeps the address.
 _OF_TENSORS = {"data_ptr": True, "numpy": True, "__array__": True, "__dlpack__": True, "tolist": False}
 _OF_STORAGES = {
     "data_ptr": True,
@@ -35,7 +35,7 @@ _OF_STORAGES = {
 
 @contextlib.contextmanager
 def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
-    """No raw access to what is not there, within the block.
+    """Guard memory against raw access within the block: a page that is asked for comes back first.
 
     Args:
         debug: refuse it.
@@ -80,7 +80,7 @@ def _storages(before: Callable[..., None], name: str, keeps: bool) -> Callable[.
 
 
 def _refuse_to_save(memory: PagedMemory, saved: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Files say how large a storage is before its bytes are asked for: a page that is away would be empty."""
+    """Refuse to save pages that are away: a file first states the size of a storage, which would be 0."""
     pages = [memory.page(tensor.untyped_storage()) for tensor in _saved(saved)]
     if any(page is not None and not page.resident for page in pages):
         remedy = "Save copies in host memory (tensor.cpu()), save within `with pager.paused():`, or after the pager."
@@ -88,7 +88,7 @@ def _refuse_to_save(memory: PagedMemory, saved: Any, *_args: Any, **_kwargs: Any
 
 
 def _saved(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of what is saved; of other objects than collections and modules, all that their attributes hold."""
+    """Tensors of what is saved; of other objects than collections and modules, all that their attributes hold."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

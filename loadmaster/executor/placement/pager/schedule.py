@@ -1,4 +1,4 @@
-"""A placement plan as what to do before each call of the step, and following it while the calls are as recorded.
+"""Schedule of a placement plan: moves before each call of the step, followed while the calls are as recorded.
 
 A call that was not recorded (a loss that is printed now and then) is passed over; calls that do not come are skipped,
 if one of the next that do come was recorded soon after. After too many strangers the rest of the step has no plan.
@@ -24,7 +24,7 @@ class Call:
     """A call of the recorded step.
 
     Attributes:
-        key: how it is told from others.
+        key: what tells it from other calls: its operator, and shape and type of each tensor.
         operands, births: numbers of the storages that it was given and that it made, in order; None where there is
             no page.
         new_bytes: what it allocated.
@@ -66,7 +66,7 @@ class Schedule:
 
 
 def schedule_of(calls: Sequence[Call], trace: Trace, moves: Moves) -> Schedule:
-    """The moves of a plan, each before the first call of its operator."""
+    """Build the schedule of a plan: each move comes before the first call of its operator."""
     count = len(trace.problem.operators)
     first: dict[int, int] = {}
     for at, call in enumerate(calls):
@@ -86,7 +86,7 @@ def schedule_of(calls: Sequence[Call], trace: Trace, moves: Moves) -> Schedule:
 
 
 class Follower:
-    """Where a running step is in its schedule."""
+    """Position of a running step in its schedule."""
 
     def __init__(self, schedule: Schedule, memory: PagedMemory) -> None:
         self.schedule, self.memory = schedule, memory
@@ -98,13 +98,13 @@ class Follower:
         self._late: list[int] = []
 
     def begin(self) -> None:
-        """A new step."""
+        """Begin a new step at the start of the schedule."""
         self.at = self.strange = self.matched = 0
         self.lost = False
         self._late.clear()
 
     def expect(self, key: Hashable) -> Call | None:
-        """The recorded call that this one is, after the moves before it; None of a stranger."""
+        """Make the moves before a call, and return the recorded call that it is; None of a stranger."""
         if self.lost:
             return None
         calls = self.schedule.calls
@@ -125,25 +125,25 @@ class Follower:
         return calls[self.at - 1]
 
     def is_next(self, key: Hashable) -> bool:
-        """Whether the next recorded call is such a one."""
+        """Return whether the next recorded call has this key."""
         return self.at < len(self.schedule.calls) and self.schedule.calls[self.at].key == key
 
     def pass_by(self) -> Call:
-        """The next recorded call, while another plan is followed."""
+        """Pass the next recorded call and return it, while another plan is followed."""
         self.at += 1
         self.matched += 1
         return self.schedule.calls[self.at - 1]
 
     def is_now(self, number: int, page: Page) -> None:
-        """The page is that recorded storage from now on."""
+        """Note that the page is that recorded storage from now on."""
         self.pages[number] = page
 
     def victim(self, pages: Iterator[Page]) -> Page | None:
-        """The page whose next use is farthest away."""
+        """Pick the page whose next use is farthest away."""
         return max(pages, key=self._next_use, default=None)
 
     def _next_use(self, page: Page) -> float:
-        """How many calls away the next use of a page is; what is not used again comes last of all."""
+        """Number of calls until the next use of a page; one that is not used again comes last of all."""
         if page.number is None or self.pages.get(page.number) is not page:
             return 2.0 * len(self.schedule.calls)
         uses = self.schedule.uses.get(page.number, [])
@@ -171,6 +171,6 @@ class Follower:
         self.memory.settle()
 
     def _is_there(self, number: int) -> bool:
-        """Whether a load that had no room is done, or done with."""
+        """Return whether a load that had no room is done, or not needed any more; it is tried again here."""
         page = self.pages.get(number)
         return page is None or page.dead or self.memory.prefetch(page)

@@ -13,7 +13,7 @@ from loadmaster.executor.placement.pager.memory import Page
 from loadmaster.executor.placement.pager.schedule import Call, Follower
 
 MOST_SHAPES = 8
-"""Of which there are plans, or recordings that wait for another of their shape."""
+"""Most shapes that have plans, or recordings that wait for another of their shape."""
 
 _STRANGE = 64  # calls of no plan, at most, before a step is taken for one of the last shape
 
@@ -40,7 +40,7 @@ class Shapes:
         return shape in self._known
 
     def add(self, shape: Shape, follower: Follower) -> None:
-        """A plan more; the step that begins now may have its shape."""
+        """Add a plan; the step that begins now may have its shape."""
         self._known[shape] = follower
         if self._last is not None:
             self._next[self._last] = follower
@@ -51,7 +51,7 @@ class Shapes:
         self._start(self._next.get(follower, follower))
 
     def forget(self) -> None:
-        """No plan is followed any more."""
+        """Forget all plans, so that none is followed."""
         self._known.clear()
         self._next.clear()
         self._candidates.clear()
@@ -59,10 +59,10 @@ class Shapes:
         self.active = self._last = None
 
     def begin(self, *, followed: bool) -> None:
-        """A step is over, and the next one begins.
+        """End a step and begin the next one.
 
         Args:
-            followed: it was of the active plan's shape.
+            followed: whether the step had the active plan's shape.
         """
         if self.active is None:
             return
@@ -75,7 +75,7 @@ class Shapes:
         self._start(self._next.get(self.active, self.active))
 
     def expect(self, key: Hashable) -> Call | None:
-        """The recorded call that this one is, after the moves before it."""
+        """Make the moves before a call, and return the active plan's recorded call that it is; None of a stranger."""
         self._expected.clear()
         if self.active is None:
             return None
@@ -96,7 +96,7 @@ class Shapes:
         return found
 
     def ran(self, pages: Sequence[Page | None], born: Sequence[Page | None]) -> None:
-        """The call that was expected is over."""
+        """Tell the plans which pages the expected call used and made."""
         for follower, call in self._expected:
             for number, page in zip((*call.operands, *call.births), (*pages, *born), strict=False):
                 if page is not None and number is not None:

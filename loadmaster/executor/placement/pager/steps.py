@@ -42,10 +42,10 @@ _FOLLOWED = 0.9  # of the recorded calls: a step that makes fewer of them has st
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did.
+    """Figures of one step.
 
     Attributes:
-        planned: whether a plan was followed, and to what share of its calls.
+        planned: share of the plan's calls that were made; 0 where no plan was followed.
         faults: pages that an operator had to wait for.
         prefetches: pages that were on their way before; ``late`` had no room when the plan said so.
     """
@@ -63,7 +63,7 @@ class StepStats:
 
 
 class Clock:
-    """When an operator began and ended, on the device."""
+    """Clock of one operator, on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: Any = None
@@ -75,14 +75,14 @@ class Clock:
             self._start = time.perf_counter()
 
     def stop(self) -> None:
-        """It ended."""
+        """Note that the operator has ended."""
         if self._events is not None:
             self._events[1].record()
         else:
             self._seconds = time.perf_counter() - self._start
 
     def us(self) -> float:
-        """How long it took; waits for the device."""
+        """Time that the operator took, us; waits for the device."""
         if self._events is None:
             return self._seconds * 1e6
         self._events[1].synchronize()
@@ -114,24 +114,24 @@ class Tape:
     clocks: list[Clock] = field(default_factory=list)
 
     def shape(self) -> Shape:
-        """Equal for steps that make the same calls."""
+        """Shape of the step, equal for steps that make the same calls."""
         return tuple(call.key for call in self.calls)
 
     def times_us(self) -> list[float]:
-        """Of each operator."""
+        """Time of each recorded operator, us; waits for the device."""
         return [clock.us() for clock in self.clocks]
 
 
 class Steps:
-    """Knows where training is.
+    """Course of training from step to step: records steps, has them planned, and guides what moves.
 
     Args:
-        planner: given a problem with its budget, its plan; None: there never is one.
+        planner: makes the plan of a problem with its budget; None: there is never a plan.
         tier: where pages go.
         prefetcher: brings pages where no plan is followed; None: they move by demand there.
 
     Attributes:
-        prefetcher: while no plan is followed.
+        prefetcher: the one in use, while no plan is followed.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Steps:
     # Within a step
 
     def expect(self, key: Hashable) -> Call | None:
-        """The call of the plan that this one is."""
+        """Make the plan's moves before a call, and return the recorded call that it is; None of a stranger."""
         before = self._shapes.active
         expected = self._shapes.expect(key)
         now = self._shapes.active
@@ -173,16 +173,16 @@ class Steps:
         return expected
 
     def clock(self) -> Clock | None:
-        """Running, if times are wanted."""
+        """Start a clock, if times are wanted."""
         return None if self._tape is None else Clock(self._device)
 
     def stop(self, clock: Clock | None) -> None:
-        """The operator ended."""
+        """Stop the clock of an operator that ended, if it has one."""
         if clock is not None:
             clock.stop()
 
     def ran(self, ran: Ran, expected: Call | None) -> None:
-        """A call is over."""
+        """Take note of a call that ran, for the plan and for the recording."""
         if expected is not None:
             self._shapes.ran(ran.pages, ran.born)
         if self._tape is not None:
@@ -206,7 +206,7 @@ class Steps:
         return None if storage is None else tape.notes.number(storage)
 
     def gradients_are_there(self) -> None:
-        """The optimizer is about to step."""
+        """Name the gradients, when the optimizer is about to step."""
         if self._tape is not None:
             name_gradients(self._tape.notes, self._model)
             self._places.otherwise = Place("optimizer")
@@ -214,7 +214,7 @@ class Steps:
     # Between steps
 
     def end_step(self) -> None:
-        """A step is over."""
+        """End a step: add its figures, and plan or record as needed."""
         planned, follower = 0.0, self._shapes.active
         if follower is not None:
             planned = follower.matched / len(follower.schedule.calls)
@@ -234,7 +234,7 @@ class Steps:
         self._began = time.perf_counter()
 
     def close(self) -> None:
-        """No more steps."""
+        """Stop recording and forget the plans: no more steps follow."""
         self._following.close()
         self._tape = None
         self._waiting.clear()
@@ -296,7 +296,7 @@ class Steps:
         self._follow(shape, trace, plan, tape)
 
     def _stay(self, reason: str) -> None:
-        """Without a plan."""
+        """Stay without a plan, and log the reason."""
         self.refused = reason
         self._planner = None
         logger.warning("no plan is followed: %s", reason)

@@ -1,1 +1,1 @@
-"""What makes a training step one graph for Dynamo, which has no plan otherwise."""
+"""Changes that let Dynamo trace a training step as one graph; only such a step has a plan."""

@@ -1,8 +1,8 @@
-"""Attention whose mask keeps PyTorch from its fused kernels, though they would take it if it lay in memory otherwise.
+"""Attention masks whose memory layout keeps PyTorch from its fused kernels, laid out so that the kernels take them.
 
 None of them reads a mask whose keys are not side by side, as some are that were expanded or permuted: such a call of
 ``scaled_dot_product_attention`` holds all scores, for the backward pass as well. transformers' BERT and T5 give such
-masks. They are laid out anew, which takes little beside the scores.
+masks. They are copied to another layout, which takes little compared with the scores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 
 def lay_out_masks(module: fx.GraphModule) -> None:
-    """Lay out the masks of attention in Dynamo's graph, where they need it."""
+    """Lay out again the attention masks of Dynamo's graph whose keys are not contiguous."""
     attention = torch.nn.functional.scaled_dot_product_attention
     found = False
     for node in module.graph.find_nodes(op="call_function", target=attention):
@@ -22,7 +22,7 @@ def lay_out_masks(module: fx.GraphModule) -> None:
             continue
         with module.graph.inserting_before(node):
             laid_out = _with_keys_side_by_side(module.graph, mask, value)
-        # Not elsewhere: what else reads the mask may see where its numbers lie.
+        # Not elsewhere: other readers of the mask may depend on its layout.
         node.replace_input_with(mask, laid_out)
         found = True
     if found:
@@ -30,7 +30,7 @@ def lay_out_masks(module: fx.GraphModule) -> None:
 
 
 def _with_keys_side_by_side(graph: fx.Graph, mask: fx.Node, value: Tensor) -> fx.Node:
-    """A mask that is the same for all heads, or for the whole batch, is laid out once."""
+    """Copy a mask with its keys contiguous; one that is the same for all heads, or for the whole batch, only once."""
     node = mask
     for dimension in range(value.dim() - 1):
         if value.stride(dimension) == 0 and not value.requires_grad:

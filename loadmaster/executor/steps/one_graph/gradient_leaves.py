@@ -5,10 +5,9 @@
     u_x, = torch.autograd.grad(u.sum(), x, create_graph=True)
 
 Dynamo refuses to, since whoever is given such a tensor, or what was computed from it, would look for its gradient in
-vain. A step gives away its loss alone. So inside a step the tensor is detached, and the new one is a leaf of the graph.
+vain. A step returns its loss alone. So inside a step the tensor is detached, and the new one is a leaf of the graph.
 The batch's own tensor stays as it is, and has no ``grad`` afterwards; the step is the same one whether it required a
-gradient before or not, as after a step without a plan. Of a parameter somebody wants a ``grad``, so that one is refused
-as before.
+gradient before or not, as after a step without a plan. A parameter is still refused, because its ``grad`` is wanted.
 """
 
 from __future__ import annotations
@@ -77,4 +76,4 @@ LEAVES_MADE_INSIDE: tuple[Change, ...] = (
     *((owner, name, _setting(getattr(owner, name))) for owner, name in _SETTERS if hasattr(owner, name)),
     (TorchInGraphFunctionVariable, "call_function", _call),
 )
-"""Dynamo follows ``x.requires_grad_()``, ``x.requires_grad = True`` and ``torch.rand(3, requires_grad=True)``."""
+"""Changes for ``x.requires_grad_()``, ``x.requires_grad = True`` and ``torch.rand(3, requires_grad=True)``."""

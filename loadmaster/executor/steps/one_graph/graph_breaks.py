@@ -1,9 +1,9 @@
-"""Where Dynamo cannot follow a step: what it may pass over, and its errors in words that name the place and the remedy.
+"""Graph breaks of Dynamo in a step: what it may pass over, and its errors in words that name place and remedy.
 
 A step is one graph or it has no plan. Logging and printing inside a model compute nothing and are passed over.
 Gradients that a model takes itself (``torch.autograd.grad``) are operators like others. Any other break is for the
-user to mend where the line is theirs, and Dynamo's own hints say how. Where it is a library's, an option of the library
-is what a user can change.
+user to mend where the line is theirs, and Dynamo's own hints say how. Where the line is a library's, the user can
+change an option of the library.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from loadmaster.executor.steps.step import NoLossAloneError, NoLossError, return
 
 
 class UntraceableError(InputError):
-    """A step that is not one graph of fixed shapes: it has no plan, though it may run."""
+    """Error for a step that is not one graph of fixed shapes: it has no plan, though it may run."""
 
 
 class RecompileLimitError(UntraceableError):
-    """A step that has become as many graphs as Dynamo allows."""
+    """Error for a step that has become as many graphs as Dynamo allows."""
 
 
 # Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
@@ -57,8 +57,8 @@ _CHOOSE = (
 
 @contextlib.contextmanager
 def as_one_graph(**settings: Any) -> Iterator[None]:
-    """What a model logs or prints does not break its graph: it is said by neither the tracing nor the planned steps.
-    Nor do gradients that it takes, which Dynamo refuses by default.
+    """Trace inside the block without graph breaks at logging, printing and gradients that the model takes itself.
+    What a model logs or prints appears neither in the tracing nor in the planned steps.
 
     Args:
         settings: others of Dynamo's, for as long.
@@ -78,14 +78,14 @@ def as_one_graph(**settings: Any) -> Iterator[None]:
 
 @functools.cache
 def _logging_functions(methods: tuple[tuple[str, Any], ...]) -> frozenset[Any]:
-    """Those known, and those among the methods of loggers, to which libraries add some or put theirs in place."""
+    """Functions that log or print: the known ones, and methods of loggers that libraries have added or replaced."""
     begins = tuple(f"{word}_" for word in _LOGGING)
     said = {function for name, function in methods if name in _LOGGING or name.startswith(begins)}
     return frozenset(filter(None, _FUNCTIONS)) | said
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Not what PyTorch 2.11 logs of its own metrics, which cannot hold a set of functions.
+    """Return False for the error that PyTorch 2.11 logs of its own metrics, which cannot hold a set of functions.
 
     Its traceback has the step's tensors in its frames, and whoever keeps the record keeps them in memory.
     """
@@ -99,7 +99,7 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
     The tracer's own traceback is not shown: of hundreds of lines none is the user's. It is the error's ``__context__``.
 
     Args:
-        passing: errors of our own that go through as they are, beside Loadmaster's.
+        passing: errors that go through as they are, in addition to Loadmaster's.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
 
 
 def _untraceable(error: Exception) -> InputError:
-    """What the tracer said, in one sentence: the place, the reason and its explanation; and its hints."""
+    """Make the error for what the tracer said: place, reason and explanation in one sentence, then its hints."""
     if (returned := returned_instead(NoLossError, error)) is not None:
         remedy = "Give the batch what the model computes its loss from (labels), or give a loss of yours: "
         remedy += "lambda output, target: ... with a tuple (x, target), lambda output, batch: ... with a dict."
@@ -148,7 +148,7 @@ def _untraceable(error: Exception) -> InputError:
 
 
 def place_of(node: fx.Node) -> str:
-    """The line of the model that a node comes from, as " at ..."; empty where that is not known."""
+    """Line of the model that a node comes from, as " at ..."; empty where that is not known."""
     frames = _frames(str(node.meta.get("stack_trace", "")))
     return f" at {frames[-1][1]}" if frames else ""
 
@@ -158,7 +158,7 @@ def _after(lines: list[str], label: str) -> list[str]:
 
 
 def _frames(trace: str) -> list[tuple[str, str]]:
-    """Of each frame of a printed stack, outermost first: its path, and its path, line, function and code in a line."""
+    """Frames of a printed stack, outermost first: for each its path, and a line of path, line, function and code."""
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     places = [i for i, line in enumerate(lines) if line.startswith("File ")]
     return [(lines[i].split('"')[1], ": ".join(lines[i : i + 2])) for i in places if '"' in lines[i]]
@@ -169,6 +169,6 @@ def _is_library(path: str) -> bool:
 
 
 def _library(path: str) -> str:
-    """The name of the package that a path of a library lies in."""
+    """Name of the package that a path of a library belongs to."""
     inside = [Path(path).relative_to(folder) for folder in _LIBRARIES if Path(path).is_relative_to(folder)]
     return min(inside, key=lambda found: len(found.parts)).parts[0].removesuffix(".py")

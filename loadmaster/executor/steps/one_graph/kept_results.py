@@ -1,10 +1,10 @@
-"""What a model keeps from its step: computed weights, states, losses of parts, maps of attention.
+"""Tensors that a model keeps from its step: computed weights, states, losses of parts, maps of attention.
 
     setattr(module, "weight", weight)        # torch.nn.utils.spectral_norm and weight_norm, at every call
     self.aux_loss = aux_loss                 # read by the loss, or written to a log
 
-These leave the graph beside the loss. A planned backward pass begins at the loss alone. So they leave it detached, and
-who asks for their gradient all the same is told that there is none.
+These leave the graph together with the loss. A planned backward pass begins at the loss alone. So they leave it
+detached, and asking for their gradient is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadmaster.errors import InputError
 
 
 def detach_kept(module: fx.GraphModule) -> tuple[int, ...]:
-    """Detach what Dynamo's graph returns behind the loss. The places of what had a gradient."""
+    """Detach what Dynamo's graph returns after the loss; return the places of those that had a gradient."""
     end = module.graph.output_node()
     outputs: Sequence[fx.Node] = end.args[0]  # type: ignore[assignment]
     first, *others = outputs or (None,)
@@ -38,7 +38,7 @@ def detach_kept(module: fx.GraphModule) -> tuple[int, ...]:
 
 
 def refusing_gradients(run: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
-    """``run``, where results at these places require a gradient, as they do without a plan, and refuse to have one."""
+    """Wrap ``run``: results at these places require a gradient, as without a plan, but a backward pass raises."""
     if not kept:
         return run
 

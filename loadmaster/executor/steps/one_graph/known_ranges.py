@@ -1,4 +1,4 @@
-"""Numbers that are known, though they come out of a tensor: losses of MONAI name dimensions so.
+"""Ranges whose numbers are known, though they come out of a tensor: losses of MONAI name dimensions with them.
 
     reduce_axis = torch.arange(2, len(input.shape)).tolist()
 
@@ -28,11 +28,11 @@ def _known_or_asked(tensor: TensorVariable, tx: Any) -> Any:
 
 
 def _is_known(made: fx.Node) -> bool:
-    """Whether it is a range of whole numbers. What has users may have been written to."""
+    """Return whether a node is a range of whole numbers without users, which may have written to it."""
     if made.target is not torch.arange or made.users or made.kwargs.keys() - {"device"}:
         return False
     return all(isinstance(end, int) for end in made.args)
 
 
 RANGES_AS_LISTS: Change = (TensorVariable, "method_tolist", _known_or_asked)
-"""Dynamo knows what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""
+"""Change that tells Dynamo what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""

@@ -1,7 +1,7 @@
 """Attributes and hooks of transformers and PEFT that break a step's graph and decide nothing in it.
 
 ``layerdrop``: encoders and decoders (BART, OPT, Whisper, Marian) draw a number for each layer and branch on it, in most
-releases also where it is 0, its default. A branch on a tensor is in no graph:
+releases also where it is 0, its default. A branch on a tensor cannot be in a graph:
 
     dropout_probability = torch.rand([])
     if dropout_probability < self.layerdrop:
@@ -37,8 +37,8 @@ HOOK = "make_inputs_require_grad"  # or _grads
 
 
 class _Zero:
-    """A probability of 0: what is drawn is not below it. What compares itself with a tensor gives a plain ``bool``, as
-    PyTorch's ``__torch_function__`` lets it."""
+    """Stand-in for a probability of 0: no draw is below it. Comparing it with a tensor gives a plain ``bool``, by
+    PyTorch's ``__torch_function__``."""
 
     @classmethod
     def __torch_function__(
@@ -59,7 +59,7 @@ class _Zero:
 
 
 class _Place(NamedTuple):
-    """An entry of a module's dictionary, the value that something stands for, and what does."""
+    """Entry of a module's dictionary, the value that is replaced there, and its stand-in."""
 
     held_in: dict[Any, Any]
     key: Any
@@ -68,9 +68,9 @@ class _Place(NamedTuple):
 
 
 class LibraryAttributes:
-    """Where a model has such attributes and hooks. As a context manager: inside, others stand for them.
+    """Context manager that replaces a model's attributes and hooks of this kind by stand-ins inside the block.
 
-    They are looked for once, and their values each time.
+    They are looked for once, their values at each entry.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -107,5 +107,5 @@ def _leave_as_it_is(_module: nn.Module, _inputs: Any, _output: Any) -> None:
 
 
 def _is_a_librarys(module: nn.Module) -> bool:
-    """Also a class of the user's, or of a wrapper such as FSDP2, that is made from one of a library."""
+    """Return whether a module's class, or a base of it, is of one of the libraries: so below FSDP2 as well."""
     return any(base.__module__.startswith(LIBRARIES) for base in type(module).__mro__)

@@ -1,4 +1,4 @@
-"""Attributes of Dynamo's and of PyTorch's that are others while a step is traced and run."""
+"""Attributes of Dynamo and PyTorch that have other values while a step is traced and run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 Change = tuple[Any, str, Any]
-"""An owner, the name of an attribute, and the value that it is to have."""
+"""Owner, name of its attribute, and the value that this attribute is to have."""
 
 
 @contextlib.contextmanager
 def patched(*changes: Change) -> Iterator[None]:
-    """Inside, attributes are what they are given to be.
+    """Give attributes other values inside the block.
 
-    Every step enters here. ``unittest.mock`` takes tens of microseconds.
+    Every step enters here, and ``unittest.mock`` would take tens of microseconds.
     """
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 @cache
 def trace_sequential_checkpoints() -> None:
-    """Let Dynamo trace the same in its place, for whoever compiles in this process."""
+    """Let Dynamo trace an equal function in place of ``checkpoint_sequential``, for all that this process compiles."""
     with contextlib.suppress(ValueError):  # somebody has done so
         torch.compiler.substitute_in_graph(checkpoint_sequential)(_checkpoint_sequential)
 

@@ -27,7 +27,7 @@ __all__ = ["NEVER", "Bound", "all_bounds", "lower_bound"]
 
 @dataclass(frozen=True)
 class Bound:
-    """No schedule is faster than ``ns``, by the argument named ``by``; ``NEVER`` or more: there is no schedule."""
+    """A lower bound of ``ns`` on every schedule, by the argument named ``by``; ``NEVER`` or more: none exists."""
 
     ns: int
     by: str
@@ -36,7 +36,7 @@ class Bound:
 def all_bounds(
     instance: Instance, *, divisible: bool = False, over: Callable[[], bool] = lambda: False
 ) -> Iterator[Bound]:
-    """Every combinatorial bound, cheap ones first.
+    """Yield every combinatorial bound, cheap ones first.
 
     Args:
         divisible: chunks may be cut into any number of parts.

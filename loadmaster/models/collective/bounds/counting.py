@@ -36,7 +36,7 @@ _HAIR_NS = 1e-3
 
 
 def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
-    """Both for ranks, and for nodes; of nodes also what node_sums.py says.
+    """Yield the bounds (1) and (2) between ranks and between nodes; between nodes also that of node_sums.py.
 
     Args:
         meetings: of sums with several targets.
@@ -62,14 +62,14 @@ def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[t
 
 
 def least_traffic(network: Network) -> Iterator[float]:
-    """The bytes of (1) alone, in nanoseconds, where there are any."""
+    """Yield the time that the bytes of (1) alone take, in nanoseconds, for each cut that has any."""
     for cut in _cuts(network):
         yield 2 * cut.bytes_between / cut.gbps
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Parties.
+    """A cut of the ranks into parties, with the sums, links and machines that count between them.
 
     Attributes:
         party_of: [ranks] each one's, of ``parties`` many.
@@ -92,17 +92,17 @@ class _Cut:
 
     @property
     def bytes_between(self) -> int:
-        """(p - 1) S"""
+        """Bytes of parts that cross between parties at least, (p - 1) S; copies take as many."""
         return (self.parties - 1) * self.sum_bytes
 
     @property
     def gbps(self) -> float:
-        """B"""
+        """Bandwidth of all machines together, B."""
         return math.fsum(machine.gbps for machine in self.machines)
 
 
 def _cuts(network: Network) -> Iterator[_Cut]:
-    """Into ranks, and into nodes, where every party has a part of some sum."""
+    """Yield the cut into ranks and that into nodes, where every party has a part of some sum."""
     topology = network.topology
     links = [topology.links[k] for k in network.used_links]
     ranks = tuple(range(network.rank_count))
@@ -145,7 +145,7 @@ def _joined(entries: Iterable[Sequence[Machine]]) -> list[Machine]:
 
 
 def _learning_ns(network: Network, cut: _Cut, ranks: int) -> float:
-    """What (2) adds to u, of parties of r ranks."""
+    """Time that (2) adds to u, for parties of r ranks."""
     one_bytes = min(network.least_bytes(chunk.size_bytes) for chunk in network.instance.chunks if chunk.reduces)
     local_ns = min((k.transfer_ns(one_bytes) for k in cut.local), default=NEVER)
     one_way = cut.bytes_between / cut.gbps

@@ -8,11 +8,11 @@ Of a chunk that S needs from outside choose a target t in S and a source u outsi
 last time by a message over a link k of K, which
 
 - starts no earlier than head = min over k of distance(u, source of k);
-- holds a machine for the chunk's bytes / gbps at least, beside all other chunks of this kind, and for message_ns at
+- holds a machine for the chunk's bytes / gbps at least, next to all other chunks of this kind, and for message_ns at
   least once on each machine that works at all;
 - ends no later than time - tail, tail = min over k of latency(k) + distance(target of k, t).
 
-Of the chunks with head >= a and tail >= b, all messages that count lie within [a, time - b]. Let X(n) be the time that
+Of the chunks with head >= a and tail >= b, all messages that count are within [a, time - b]. Let X(n) be the time that
 the machines need for n chunks side by side (n-th of the completion times of chunks of the least size; or their bytes at
 the bandwidth of all machines together). Then time >= a + X + b: the preemptive Jackson bound of 1 | r, q, pmtn | Cmax,
 whose worst set is always of this form, for machines side by side.
@@ -85,7 +85,7 @@ def cut_ns(network: Network, inside: BoolArray) -> int:
 
 
 def _heads_and_tails(network: Network, inside: BoolArray, links: list[int]) -> tuple[BoolArray, IntArray, IntArray]:
-    """[chunks]: whether S needs the chunk from outside; the head and the tail of its crossing."""
+    """Find the chunks that S needs from outside, and the head and the tail of their crossing: each [chunks]."""
     outer, inner = network.sources & ~inside, network.targets & inside
     held = (network.sources & inside).any(axis=1)
     crossing = inner.any(axis=1) & np.where(network.reduces, outer.any(axis=1), ~held)
@@ -111,7 +111,11 @@ def _heads_and_tails(network: Network, inside: BoolArray, links: list[int]) -> t
 
 
 def completions(machines: tuple[Machine, ...], message_bytes: IntArray) -> IntArray:
-    """[units + 1] when machines that start together complete 0, 1 .. units, of so many bytes on one machine."""
+    """Times when machines that start together complete 0, 1 .. units, [units + 1].
+
+    Args:
+        message_bytes: [units] bytes of 1, 2 .. units on one machine.
+    """
     each = [m.message_ns + m.bytes_ns(message_bytes) for m in machines]
     together = np.sort(np.concatenate(each))[: len(message_bytes)]
     return np.concatenate([np.zeros(1, dtype=np.int64), together])

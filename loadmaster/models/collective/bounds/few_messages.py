@@ -50,7 +50,7 @@ def few_messages_ns(network: Network, node: int) -> int:
 
 
 class _Into:
-    """What is the same for all machines into a node.
+    """Quantities that all machines into a node share.
 
     Attributes:
         between: [ranks, ranks] how much of D is from each to each; ``one`` is a unit of it, ``most`` the most.
@@ -128,7 +128,7 @@ class _Entry:
         return max(min(one, alone), min(two, together), three)
 
     def _over_ns(self, left_ns: int, before_ns: IntArray, after_ns: IntArray) -> IntArray:
-        """[units] by (4), when the machine may be done with a message of 1, 2 .. units; NEVER where there is no time.
+        """Earliest end on the machine of a message of 1, 2 .. units by (4), [units]; NEVER where time runs out.
 
         Seen from the end, targets come before and sources after.
         """
@@ -142,7 +142,7 @@ class _Entry:
 
 
 def _moved(network: Network, machines: tuple[Machine, ...], links: Sequence[int], message_bytes: IntArray) -> IntArray:
-    """[units + 1] the least time in which a rank gets, or gets rid of, so many units."""
+    """Least time in which a rank gets, or gets rid of, 0, 1 .. units: [units + 1]."""
     if not machines:
         return np.concatenate([np.zeros(1, dtype=np.int64), np.full(len(message_bytes), NEVER, dtype=np.int64)])
     found = completions(machines, message_bytes)

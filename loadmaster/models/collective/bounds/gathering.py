@@ -1,4 +1,4 @@
-"""What the growth engine proves of an instance: how soon ranks can know, hand on, add up.
+"""Bounds of an instance by the growth engine: how soon ranks can know, hand on, add up.
 
 - **Knowledge.** A target v needs a set D of chunks: all that it wants, or those that start outside its node. Other
   chunks are forgotten, which only helps. time >= tau[v, |D|]; of targets that share an entry one has the worst of it
@@ -47,7 +47,7 @@ LARGEST_COUNT = 1024
 def gathering_bounds(
     network: Network, *, mirrored: bool = False, over: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[int, str]]:
-    """All of the above, at typical ranks and chunks.
+    """Yield all bounds of this module, at typical ranks and chunks.
 
     Args:
         mirrored: seen from the end, where delivery and few messages say nothing that was not said forwards.
@@ -76,7 +76,7 @@ def gathering_bounds(
 
 
 def knowledge_bounds(network: Network, chunks: BoolArray) -> Iterator[tuple[int, str]]:
-    """When every rank that wants all of some copied chunks may have them at the earliest.
+    """Yield bounds on the time when every rank that wants all of some copied chunks has them.
 
     Args:
         chunks: [chunks] the set D.
@@ -95,7 +95,7 @@ def knowledge_bounds(network: Network, chunks: BoolArray) -> Iterator[tuple[int,
 
 
 def delivery_ns(network: Network, chunks: BoolArray) -> int:
-    """When a rank that has all of some chunks of one target each may be rid of them at the earliest."""
+    """Earliest time at which a rank that has all of some chunks of one target each may be rid of them."""
     if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
         return 0
     units = _units(network, chunks, network.targets[chunks], backwards=True)
@@ -122,7 +122,7 @@ def _one_chunk(network: Network, chunk: int, over: Callable[[], bool]) -> Iterat
 
 
 def _sends_ns(network: Network, links: tuple[int, ...], rest_bytes: int) -> int:
-    """Their time where they leave, or arrive at, one rank over links that all hold one resource."""
+    """Time of some bytes that leave, or arrive at, one rank over links that all hold one resource; otherwise 0."""
     used = set(network.used_links)
     machines = network.cover(k for k in links if k in used)
     return math.floor(rest_bytes / machines[0].gbps) if len(machines) == 1 else 0

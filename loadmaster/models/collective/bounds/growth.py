@@ -58,7 +58,7 @@ _HAIR_NS = 1e-3
 
 @dataclass(frozen=True)
 class Units:
-    """What grows.
+    """The units that grow: where they start, what they cost, which links they may use.
 
     Attributes:
         first: [ranks] units that each rank starts with (backwards: that end there).
@@ -118,7 +118,7 @@ class _Table:
         return machine, sender, node, occupancy, before
 
     def arrivals(self, tau: IntArray, of_node: IntArray, first_ns: int = 0) -> IntArray:
-        """[machines, units] when each may have brought 1, 2 .. units; no message starts before ``first_ns``."""
+        """Times when each machine may have brought 1, 2 .. units, [machines, units]; none before ``first_ns``."""
         machine, sender, node, occupancy, before = self._arrays
         width = tau.shape[1]
         sent = np.minimum(tau[sender, 1:] + before, NEVER)
@@ -140,14 +140,14 @@ class _Table:
         return np.where(np.arange(1, width) <= np.array(self.cap)[:, None], arrived, NEVER)
 
 
-# Links of a machine that are alike: (latency, message cost, GB/s, crosses, limit, colours of sender and of its node).
+# A kind of links of a machine: (latency, message cost, GB/s, crosses, limit, colours of sender and of its node).
 _Kind = tuple[int, int, float, bool, int, int, int]
 # A machine: whether all its senders are in one node, and its kinds of links.
 _Look = tuple[bool, tuple[_Kind, ...]]
 
 
 class Growth:
-    """tau of all ranks: ``tau[colour_of[rank], j]``.
+    """Least times tau of all ranks and numbers of units: ``tau[colour_of[rank], j]``.
 
     Ranks of one colour have the same equations, and so have nodes: colours are refined until their machines, and the
     colours at the other ends, are the same.
@@ -183,15 +183,15 @@ class Growth:
         self._solve()
 
     def time_ns(self, rank: int, count: int) -> int:
-        """When a rank may have that many units at the earliest."""
+        """Earliest time at which a rank may have that many units."""
         return int(self.tau[self.colour_of[rank], count])
 
     def node_time_ns(self, node: int, count: int) -> int:
-        """When the ranks of a node may have that many different units together at the earliest."""
+        """Earliest time at which the ranks of a node may have that many different units together."""
         return int(self._of_node[self._node_colour[node], count])
 
     def _look(self, machine: Machine) -> _Look:
-        """What a machine looks like, with the colours of this round."""
+        """Describe a machine in the colours of this round: whether one node sends over it, and its kinds of links."""
         topology, limit, kinds, nodes = self._network.topology, self._units.limit, set(), set()
         for k in machine.links:
             if limit[k]:
@@ -205,12 +205,12 @@ class Growth:
         return len(nodes) == 1, tuple(sorted(kinds))
 
     def _sender(self, k: int) -> int:
-        """From whom units come over a link, in this direction of time."""
+        """The rank from which units come over a link, in this direction of time."""
         link = self._network.topology.links[k]
         return link.target if self._units.backwards else link.source
 
     def arrivals_ns(self, machine: Machine, first_ns: int = 0) -> IntArray:
-        """[units] when a machine of a rank may have brought 1, 2 .. units that the rank did not start with.
+        """Times when a machine of a rank may have brought 1, 2 .. units that the rank did not start with: [units].
 
         Args:
             first_ns: none of its messages starts before.
@@ -246,7 +246,7 @@ class Growth:
         return self._network.topology.links[k]
 
     def _occupancy(self, link: Link, limit: int) -> IntArray:
-        """[units] of a message of 1, 2 .. units over a link; NEVER above the limit."""
+        """Occupancy of a message of 1, 2 .. units over a link, [units]; NEVER above the limit."""
         found = np.full(self._units.count, NEVER, dtype=np.int64)
         for n, size_bytes in enumerate(self._units.message_bytes[:limit].tolist()):
             found[n] = link.occupancy_ns(size_bytes)
@@ -274,7 +274,7 @@ class Growth:
             self.tau, self._of_node = tau, of_node
 
     def _from_entries(self) -> IntArray:
-        """[colours, 1] how long a unit takes at least to a rank from where it entered the rank's node."""
+        """Least time of a unit to a rank from where it entered the rank's node, [colours, 1]."""
         found = [NEVER] * len(self._ranks)
         into = [[row for row in self._table.rows if row.machine in machines] for machines in self._machines_of_colour]
         for _ in found:
@@ -293,7 +293,7 @@ class Growth:
 
     @staticmethod
     def _merge(tau: IntArray, machines: Sequence[Sequence[int]], arrived: IntArray) -> IntArray:
-        """(1): the sorted union of what the machines deliver."""
+        """Apply (1): the sorted union of what the machines deliver."""
         found = tau.copy()
         for row, members in enumerate(machines):
             held = int(np.count_nonzero(tau[row] == 0))
@@ -303,7 +303,7 @@ class Growth:
 
 
 def open_links(network: Network, chunks: BoolArray) -> IntArray:
-    """[links] how many of some chunks may use each link."""
+    """Number of the given chunks that may use each link, [links]."""
     count = np.bincount(network.kind_of[chunks], minlength=len(network.first_of_kind))
     found: IntArray = (network.usable * count[:, None]).sum(axis=0).astype(np.int64)
     return found

@@ -6,7 +6,7 @@ a target at distance d takes w-weighted time b d on resources, of which there is
     T >= sum of b d / sum of w    (for a sum: d from its farthest source)
 
 for any lengths. By duality of linear programs, the best lengths say what the best shares of ways do (the maximum
-concurrent flow). Lengths of 1 for all resources do where all are alike: AllToAll on a ring or a square torus; those of
+concurrent flow). Lengths of 1 for all resources do where all are equal: AllToAll on a ring or a square torus; those of
 1 for links between nodes alone, on clusters.
 
 **Looked for** are better ones where every chunk has one source and one target. A resource that carries more than others
@@ -72,7 +72,7 @@ def timed_lengths_ns(network: Network, over: Callable[[], bool] = lambda: False)
 
 
 class _Left:
-    """What their messages leave to the resources."""
+    """Time that each resource has for bytes, next to its messages: **In time** above."""
 
     def __init__(self, network: Network) -> None:
         topology = network.topology
@@ -93,14 +93,14 @@ class _Left:
                 self._straight[r] += between[k.source, k.target] / k.gbps
 
     def lacks(self, needed: float, lengths: FloatArray, ns: int) -> bool:
-        """Whether all resources together have less than that up to a time."""
+        """Return whether all resources together have less than ``needed`` up to a time."""
         alone = ns - self._latency - self._message
         relays = alone - np.minimum(self._message, self._beside)
         return float(lengths @ np.maximum(0.0, np.maximum(np.minimum(alone, self._straight), relays))) < needed
 
 
 def moves(network: Network) -> bool:
-    """Whether every chunk has one source and one target."""
+    """Return whether every chunk has one source and one target."""
     return all(len(chunk.sources) == len(chunk.targets) == 1 for chunk in network.instance.chunks)
 
 
@@ -142,12 +142,12 @@ def _work(network: Network, distances: FloatArray) -> Iterator[float]:
 
 
 def _work_of_pairs(size_bytes: FloatArray, distances: FloatArray) -> float:
-    """The same of all chunks together."""
+    """Weighted time that all chunks together take on resources at least."""
     return float((size_bytes * np.where(size_bytes > 0.0, distances, 0.0)).sum())
 
 
 def _looked_for(size_bytes: FloatArray, ways: _Ways, over: Callable[[], bool]) -> Iterator[tuple[FloatArray, float]]:
-    """Those of every round."""
+    """Yield the lengths of every round, with the work under them."""
     lengths = ways.lengths_at_first()
     for done in range(min(_ROUNDS, _MOST_WORK // ways.work)):
         if over():
@@ -189,7 +189,7 @@ class _Ways:
         return found
 
     def distances(self, lengths: FloatArray) -> FloatArray:
-        """[ranks, ranks]; infinite where there is no way."""
+        """Distances between ranks, [ranks, ranks]; infinite where nothing leads from one to the other."""
         found = np.full((self._count, self._count), np.inf)
         np.fill_diagonal(found, 0.0)
         found[self._source, self._target] = self._of_links(lengths)
@@ -198,7 +198,7 @@ class _Ways:
         return found
 
     def loads_ns(self, distances: FloatArray, lengths: FloatArray, size_bytes: FloatArray) -> FloatArray:
-        """[resources] with all chunks on their shortest ways, in equal shares.
+        """Load of each resource, [resources], with all chunks on their shortest ways, in equal shares.
 
         From each rank, what goes on through another is passed back to the links into it, the farthest rank first.
         """
@@ -222,6 +222,6 @@ class _Ways:
         return found
 
     def _of_links(self, lengths: FloatArray) -> FloatArray:
-        """[links]"""
+        """Length of each link from those of its resources, [links]."""
         of_resources = np.bincount(self._holding, weights=lengths[self._held], minlength=len(self._source))
         return np.asarray(of_resources * self._ns_per_byte)

@@ -43,7 +43,7 @@ class Meeting:
 
 
 def meetings(network: Network) -> Sequence[Meeting]:
-    """One for each kind of sums with several targets; of many kinds for the first of them."""
+    """One meeting for each kind of sums with several targets; of many kinds, for the first of them."""
     kinds: dict[object, list[int]] = {}
     for index, chunk in enumerate(network.instance.chunks):
         if chunk.goes_on:
@@ -52,13 +52,13 @@ def meetings(network: Network) -> Sequence[Meeting]:
 
 
 def meeting_bounds(found: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
-    """(1)"""
+    """Yield bound (1) of each meeting."""
     for meeting in found:
         yield int((meeting.in_ns + meeting.out_ns).min()), "sum at one rank, then spread"
 
 
 def spread_ns(network: Network, chunk: int) -> int:
-    """From the source of a chunk to all its targets, and to those outside the source's node."""
+    """Least time from the source of a chunk to all its targets, and to those outside the source's node."""
     root, targets = int(np.argmax(network.sources[chunk])), network.targets[chunk]
     away = targets & ~_beside(network, root)
     return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
@@ -80,12 +80,12 @@ def _meeting(network: Network, chunks: Sequence[int]) -> Meeting:
 
 
 def _beside(network: Network, rank: int) -> BoolArray:
-    """[ranks] those of the node of a rank."""
+    """Mask of the ranks in the node of a rank, [ranks]."""
     return np.asarray(network.node_of == network.node_of[rank])
 
 
 def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] from each to some of the targets of a chunk, the farthest of them among others."""
+    """Least time from each rank to all ``members`` of a chunk's targets, by growth and by distance: [ranks]."""
     growth = Growth(network, _flat(network, chunk, members, backwards=True))
     found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
     distance_ns = network.distance_ns[network.kind_of[chunk]]
@@ -93,7 +93,7 @@ def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
 
 
 def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] to each from some of the sources of a sum, the farthest of them among others."""
+    """Least time to each rank from all ``members`` of a sum's sources, by growth and by distance: [ranks]."""
     growth = Growth(network, _flat(network, chunk, members, backwards=False))
     found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
     distance_ns = network.distance_ns[network.kind_of[chunk]]

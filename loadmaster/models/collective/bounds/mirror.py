@@ -7,7 +7,7 @@ way, with these only: one over link k that started at s starts at T - s - occupa
 arrives by T - s. Then
 
 - its sender has each chunk: it is t, or the useful message it sent at or after the arrival arrives in time;
-- where all links that hold a resource have one latency, the messages on it are shifted alike and stay disjoint.
+- where all links that hold a resource have one latency, the messages on it are shifted equally and stay disjoint.
 
 So this is a schedule by T of copies from each t to all sources. Which ranks may send to other nodes is forgotten.
 """

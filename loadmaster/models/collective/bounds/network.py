@@ -1,4 +1,4 @@
-"""What all bounds of an instance start from: distances, covers of cuts by resources, and ranks that look alike.
+"""Base of all bounds of an instance: distances, covers of cuts by resources, and ranks that look the same.
 
 Everything here holds for every schedule, however it merges chunks: the cost of a message is counted only where a proof
 says that at least one message is sent, and bytes at the bandwidth of the fastest link that holds a resource.
@@ -43,7 +43,7 @@ class Machine:
     gbps: float
 
     def bytes_ns(self, message_bytes: IntArray) -> IntArray:
-        """How long so many bytes take, without what a message costs beside."""
+        """Time of so many bytes, without the cost of a message."""
         return np.ceil(message_bytes / self.gbps - _HAIR_NS).astype(np.int64)
 
 
@@ -70,15 +70,15 @@ class Network:
 
     @cached_property
     def size_bytes(self) -> IntArray:
-        """[chunks]"""
+        """Bytes of each chunk, [chunks]."""
         return np.array([c.size_bytes for c in self.instance.chunks], dtype=np.int64)
 
     def least_bytes(self, size_bytes: int) -> int:
-        """What travels alone at least, of a chunk of that size."""
+        """Bytes of a chunk of that size that travel as one at least: all, or a single byte if chunks are divisible."""
         return 1 if self.divisible else size_bytes
 
     def units_of(self, chunks: BoolArray) -> tuple[int, IntArray]:
-        """Some chunks as units: the bytes of the smallest, and [units] what a message of 1, 2 .. carries at least.
+        """Measure chunks in units: the bytes of the smallest, and the least bytes of a message of 1, 2 .. units.
 
         Divisible chunks are so many units of equal size that each chunk is some of them, or nearly.
         """
@@ -91,27 +91,27 @@ class Network:
 
     @cached_property
     def sources(self) -> BoolArray:
-        """[chunks, ranks]"""
+        """Mask of the ranks where each chunk starts, [chunks, ranks]."""
         return self._membership([c.sources for c in self.instance.chunks])
 
     @cached_property
     def targets(self) -> BoolArray:
-        """[chunks, ranks]"""
+        """Mask of the ranks where each chunk must end, [chunks, ranks]."""
         return self._membership([c.targets for c in self.instance.chunks])
 
     @cached_property
     def reduces(self) -> BoolArray:
-        """[chunks]"""
+        """Mask of the chunks that are sums, [chunks]."""
         return np.array([c.reduces for c in self.instance.chunks], dtype=bool)
 
     @cached_property
     def node_of(self) -> IntArray:
-        """[ranks]"""
+        """Node of each rank, [ranks]."""
         return np.array(self.topology.node_of, dtype=np.int64)
 
     @cached_property
     def distance_ns(self) -> IntArray:
-        """[kinds, ranks, ranks]: the least time in which a lone chunk of a kind gets from one rank to another.
+        """Least time in which a lone chunk of a kind gets from one rank to another, [kinds, ranks, ranks].
 
         Of divisible chunks: a lone byte.
         """
@@ -129,14 +129,14 @@ class Network:
 
     @cached_property
     def usable(self) -> BoolArray:
-        """[kinds, links]"""
+        """Mask of the links that chunks of each kind may use, [kinds, links]."""
         found = np.zeros((len(self._kinds), len(self.topology.links)), dtype=bool)
         for kind, chunk in enumerate(self.first_of_kind):
             found[kind, list(self.instance.usable_links[chunk])] = True
         return found
 
     def cover(self, links: Iterable[int]) -> tuple[Machine, ...]:
-        """Few machines that stand for some links: each link goes to one of its resources.
+        """Cover links by few machines: each link goes to one of its resources.
 
         Any choice gives a valid bound; the resource that holds the most links left is taken first.
         """
@@ -177,24 +177,24 @@ class Network:
 
     @cached_property
     def entries(self) -> Sequence[tuple[Machine, ...]]:
-        """Per rank, the machines of the links that arrive."""
+        """Machines of the links that arrive at each rank."""
         used = set(self.used_links)
         return [self.cover(k for k in links if k in used) for links in self.topology.in_links]
 
     @cached_property
     def exits(self) -> Sequence[tuple[Machine, ...]]:
-        """Per rank, the machines of the links that leave."""
+        """Machines of the links that leave each rank."""
         used = set(self.used_links)
         return [self.cover(k for k in links if k in used) for links in self.topology.out_links]
 
     @cached_property
     def node_entries(self) -> Mapping[int, tuple[Machine, ...]]:
-        """Per node, the machines of the links that arrive from others."""
+        """Machines of the links that arrive at each node from others."""
         return self._at_nodes([(k, self.topology.node_of[self.topology.links[k].target]) for k in self.used_links])
 
     @cached_property
     def node_exits(self) -> Mapping[int, tuple[Machine, ...]]:
-        """Per node, the machines of the links that leave for others."""
+        """Machines of the links that leave each node for others."""
         return self._at_nodes([(k, self.topology.node_of[self.topology.links[k].source]) for k in self.used_links])
 
     def _at_nodes(self, links: Sequence[tuple[int, int]]) -> Mapping[int, tuple[Machine, ...]]:
@@ -206,7 +206,7 @@ class Network:
 
     @cached_property
     def alike(self) -> IntArray:
-        """[ranks] equal numbers for ranks that no few looks around tell apart.
+        """Colours of the ranks, [ranks]: equal for ranks that no few looks around tell apart.
 
         By colour refinement, from the bytes that a rank starts and ends with. Bounds are looked for at one rank of
         each colour only: the largest over some ranks is a bound, whether or not the others would give the same.
@@ -218,7 +218,7 @@ class Network:
         return self.refine(start)
 
     def refine(self, start: Sequence[object], *, rounds: int = 8) -> IntArray:
-        """[ranks] colours: equal where ``start`` and, ``rounds`` steps around, links and their ends are alike."""
+        """Colours of the ranks, [ranks]: equal where ``start``, and all links ``rounds`` steps around, are equal."""
         colour = numbered(start)
         links = [self.topology.links[k] for k in self.used_links]
         costs = numbered([(k.latency_ns, k.message_ns, k.gbps, self.topology.crosses(k)) for k in links])

@@ -1,4 +1,4 @@
-"""Between nodes travel sums of whole nodes, or more than must; and copies that come late travel more as well.
+"""Sums of whole nodes, or more than must, travel between nodes; and copies that come late travel more as well.
 
 As in counting.py (p parties, here nodes; machines into them; S bytes of sums with sources and targets in every node; L
 the least latency between nodes), let T be the end and X = T - L. Let h be the least time in which the parts of a node
@@ -24,7 +24,7 @@ Take one machine, with m = message_ns. Early messages come first on it, late one
 No schedule ends by T where the most of the four, summed over machines, is less than 2 (p - 1) S.
 
 **Example.** Two DGX-1 with 8 GPUs and 4 NICs each (1.7 us a message, 9.9 GB/s), NVLinks of 0.7 us: parts of a node take
-h = 1.4 us to one GPU, copies as long; f = b = 1.4 us. So NICs lose 2 x 1.7 + 2 x 1.4 = 6.2 us beside their bytes.
+h = 1.4 us to one GPU, copies as long; f = b = 1.4 us. So NICs lose 2 x 1.7 + 2 x 1.4 = 6.2 us next to their bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Phase:
     all_ns: int
 
     def lost_ns(self, message_ns: int) -> float:
-        """f, or b."""
+        """Time of a machine that this phase leaves unused: f, or b."""
         return (self.home_ns + min(self.home_ns, message_ns)) / 2
 
 
@@ -84,7 +84,7 @@ class _Machines:
         return math.fsum(many * gbps * self._used_ns(ns, gbps, m) for (gbps, m), many in self.count.items())
 
     def _used_ns(self, ns: int, gbps: float, message_ns: int) -> float:
-        """Of one machine: the most of (1) to (4), in ns of its bytes."""
+        """Time that one machine can spend on bytes, in ns: the most of (1) to (4)."""
         parts, copies = self.phases
         two = ns - parts.lost_ns(message_ns) - copies.lost_ns(message_ns) - 2 * message_ns
         return max(
@@ -96,7 +96,7 @@ class _Machines:
         )
 
     def _one_ns(self, ns: int, gbps: float, message_ns: int, before: Phase, after: Phase) -> float:
-        """(2), or (3) from the end: at in, or at the last whole nanosecond at which z is the lesser."""
+        """Time by (2), or by (3) from the end: at in, or at the last whole nanosecond at which z is the lesser."""
         end = ns - message_ns - after.lost_ns(message_ns)
         if end <= before.all_ns:
             return 0.0
@@ -107,7 +107,7 @@ class _Machines:
         return max(0.0, end - low) + max(0, low - message_ns) / 2
 
     def _whole(self, ns: int, phase: Phase) -> float:
-        """z, over all nodes."""
+        """Bytes of all nodes that are whole by a time, z."""
         until = ns - self.latency_ns
         return math.fsum(
             many * gbps * max(0.0, until - phase.lost_ns(m) - m, (until - m) / 2) / (self.parties - 1)

@@ -69,7 +69,7 @@ def only_entry_ns(network: Network, growth: Growth, units: Units, chunks: BoolAr
 
 
 def _least_bytes(units: Units, count: int, ranks: int) -> IntArray:
-    """[count ranks] of what p brings again at least: 1, 2 .. units, as many as each of the ranks needs.
+    """Least bytes of 1, 2 .. units that p brings again, as many as each of the ranks needs: [count ranks].
 
     A unit in part counts as one, for every rank: of so many units, all but one for each rank are there in full.
     """
@@ -80,7 +80,7 @@ def _least_bytes(units: Units, count: int, ranks: int) -> IntArray:
 class _Inside:
     """A node from b on, once for each e: e has some units, and so has one more rank, for what p brings again.
 
-    All are in one network, where the growth engine goes but once through those that are alike.
+    All are in one network, where the growth engine goes only once through those that are equal.
 
     Attributes:
         entered: every e.
@@ -121,7 +121,7 @@ class _Inside:
         self._size, self._count = size, count
 
     def locally_ns(self, e: int, rank: int) -> IntArray:
-        """[units] after b, when a rank may have 1, 2 .. of the n over its local links."""
+        """Times after b when a rank may have 1, 2 .. of the n over its local links, [units]."""
         topology = self._network.topology
         into = topology.in_links[self.entered.index(e) * self._size + self._place[rank]]
         local = [k for k in into if self._limit[k] and not topology.crosses(topology.links[k])]

@@ -77,7 +77,7 @@ class _Postal:
             self._grows.append(at)
 
     def refuted(self, deadline: int) -> bool:
-        """Whether no schedule ends by then."""
+        """Return whether no schedule ends by a deadline."""
         tight: dict[int, int] = {}
         for m in range(self._chunks + 1):
             needed, until = self._others * (self._chunks - m), deadline - m * self._gap
@@ -89,16 +89,16 @@ class _Postal:
         return self._two_too_early(tight)
 
     def _left(self, i: int, until: int) -> int:
-        """x of the i-th send of the root."""
+        """Time that the i-th send of the root has left, x."""
         return until - i * self._gap - self._on
 
     def _delivered(self, until: int) -> int:
-        """U."""
+        """Most deliveries that are possible by a time, U."""
         sends = range(max(0, (until - self._on) // self._gap + 1))
         return sum(min(self._others, bisect_right(self._grows, self._left(i, until))) for i in sends)
 
     def _two_too_early(self, tight: dict[int, int]) -> bool:
-        """(2), for all sends of the root and all n."""
+        """Return whether (2) refutes the deadline, for any send of the root and any n."""
         latest: dict[int, int] = {}
         differ: set[int] = set()
         for until in tight.values():

@@ -100,7 +100,7 @@ def _bound_ns(network: Network, cut: _Cut, root: int, size_bytes: int, ranks: in
 
 @dataclass(frozen=True)
 class _Flow:
-    """What the root's party has sent by a time, and all parties together.
+    """Bytes sent by a time, by the root's party and by all parties together.
 
     Attributes:
         heads: per exit of the root's party, when it may start, and its gbps.
@@ -115,11 +115,11 @@ class _Flow:
     others: int
 
     def sent(self, t: float, copies: int) -> float:
-        """X, or Y of so many copies for each party."""
+        """Most bytes sent by a time: X, or Y with so many copies for each party."""
         return self._by_root(t) + min(copies * self._heard(t), self._passed(t))
 
     def times(self) -> Iterator[float]:
-        """When X changes its slope."""
+        """Yield the times at which X changes its slope."""
         starts = {start for start, _ in self.heads}
         found = sorted({0.0, float(self.latency), *starts, *(start + self.latency for start in starts)})
         yield from found
@@ -130,7 +130,7 @@ class _Flow:
                 yield t
 
     def _by_root(self, t: float) -> float:
-        """R"""
+        """Most bytes that the root's party has sent by a time, R."""
         return math.fsum(gbps * max(0.0, t - start) for start, gbps in self.heads)
 
     def _heard(self, t: float) -> float:

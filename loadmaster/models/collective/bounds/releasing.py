@@ -46,7 +46,7 @@ class _Entry:
     ranks: frozenset[int]
 
     def by_bytes(self, until_ns: int, units: Units) -> int:
-        """w_p; what is there in part counts as a unit."""
+        """Units that the machine brings up to a time, w_p; one that is there in part counts as a unit."""
         brought = max(0.0, (until_ns - self.first_ns + _HAIR_NS) * self.gbps / units.unit_bytes)
         return math.ceil(brought) if units.partial else int(brought)
 

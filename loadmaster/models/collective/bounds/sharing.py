@@ -2,7 +2,7 @@
 
 Let G be k ranks that all need the same chunks D (copies, from outside G), with a resource p (a NIC, say) that is a
 machine of each (growth.py): all that they get over its links takes its turn on p. s is the first time at which a
-message with a chunk of D may start there. Beside what the growth engine says of every rank of G,
+message with a chunk of D may start there. In addition to what the growth engine says of every rank of G,
 
 (A) one of them is the last of G to get a chunk of D over p, or never does: before its first such message the k - 1
     others had one, of occupancy(1 chunk) at least. So its machine p starts at s + (k - 1) occupancy(1) only;
@@ -55,7 +55,7 @@ def _groups(network: Network, units: Units, wanting: BoolArray) -> Iterator[tupl
 def _of_group(
     network: Network, growth: Growth, units: Units, ranks: Sequence[int], machines: Sequence[Machine]
 ) -> tuple[int, int]:
-    """(A) and (B) of the rank that each hurts least."""
+    """Bounds (A) and (B), each of the rank that it hurts least."""
     links = {k for machine in machines for k in machine.links if units.limit[k]}
     costs = [network.topology.links[k] for k in links]
     senders = [(growth.tau[growth.colour_of[network.topology.links[k].source], 1]) for k in links]

@@ -30,7 +30,7 @@ A byte is worth 1, less q for each ns that it costs. No schedule ends by T if, f
 
     sum over machines of gbps max over k, x of (x - q cost(k, x)) < 2 (p - 1) S - q ((p - 1) S X - W).
 
-**Example.** Eight GPUs of a DGX-1, 0.7 us a message. A GPU has four beside it; parts of the other three are 0.7 us away
+**Example.** Eight GPUs of a DGX-1, 0.7 us a message. A GPU has four neighbours; parts of the others are 0.7 us away
 when they have left, and copies to them start 0.7 us late: W = S times 4.2 us. Two messages on every link, a part and a
 copy of X / 2 each, would cost 14 S X / 2, which is 4.2 us S too much. So some links carry three, or stand still.
 """
@@ -63,7 +63,7 @@ _SQUARE = np.concatenate([[1.0], 1 / 4 + 1 / (2 * _COUNT[1:-1]), [1 / 4]])
 
 
 def waiting(network: Network, party_of: Sequence[int], crossing: Sequence[Link], chunks: Iterable[int]) -> float:
-    """W, of some sums.
+    """Total wait W of some sums.
 
     Args:
         crossing: the links between parties.
@@ -107,7 +107,7 @@ def to_and_fro_ns(
 
 
 def _worth(prices: FloatArray, left: int, message_ns: int, alone_ns: int) -> FloatArray:
-    """[prices] the most of x - q cost(k, x), for one machine of 1 GB/s."""
+    """Most of x - q cost(k, x) on one machine of 1 GB/s, at each price q: [prices]."""
     q = prices[:, None]
     most = left - _COUNT * float(message_ns)
     most[0] -= alone_ns
@@ -122,7 +122,7 @@ def _worth(prices: FloatArray, left: int, message_ns: int, alone_ns: int) -> Flo
 
 
 def _least_wait_ns(network: Network, kind: int, party_of: Sequence[int], crossing: Sequence[Link]) -> float:
-    """Of the best w."""
+    """Least sum of tails and heads of a byte over all w, in ns."""
     distance_ns = network.distance_ns[kind].astype(np.float64)
     wait = np.zeros(network.rank_count)
     for party in dict.fromkeys(party_of):

@@ -1,4 +1,4 @@
-"""What all ranks of a node know together: a bound by the sum over ranks, for few and small messages.
+"""Bound by what all ranks of a node know together, summed over ranks: for few and small messages.
 
 Let X be the ranks of a node, all of which need the chunks D (copies), and R(t) the sum over X of how many of them each
 has by t. The growth engine bounds the best-informed rank; but a rank can tell only one other at a time on one port, so
@@ -96,7 +96,7 @@ def _of_node(network: Network, growth: Growth, units: Units, ranks: Sequence[int
 
 
 def _worth(machines: int, latency: int, gap: int, last: int, enough: float) -> FloatArray:
-    """[steps] f, up to a last step; what is more than enough may be less than f."""
+    """Worth f of a chunk after 0, 1 .. ``last`` steps, [steps]; what is more than enough may be less than f."""
     # within[t] is the sum over i of f(t - i gap), and so within[t - gap] + f(t - gap).
     worth, within = np.ones(last + 1), np.zeros(last + 1)
     for t in range(last + 1):
@@ -126,7 +126,7 @@ def _entry(network: Network, growth: Growth, units: Units, machine: Machine, ste
 
 
 def _brought(entry: _Entry, worth: FloatArray, last: int) -> float:
-    """V(0) of one entry, T being in the last step."""
+    """Most that messages over one entry can be worth, V(0), T being in the last step."""
     occupancy, n = np.array(entry.occupancy), np.arange(1, len(entry.occupancy) + 1)
     held = np.searchsorted(entry.known, np.arange(last + 1), side="right")
     best = np.zeros(last + 2)

@@ -76,7 +76,9 @@ def msccl_xml(
     max_bytes: int = 0,
     protocol: Protocol | None = None,
 ) -> str:
-    """One algorithm. Loaders do not compare roots: a rooted one is for programs that use its root only.
+    """Write one algorithm as MSCCL XML.
+
+    Loaders do not compare roots: a rooted one is for programs that use its root only.
 
     Args:
         instances: parallel copies of every threadblock, each with its part of every chunk.
@@ -189,7 +191,7 @@ def _length(step: Step) -> int:
 
 
 def _last_steps(steps: Sequence[Step]) -> list[int]:
-    """Of every step, the number of its last step in the format."""
+    """Number in the format of each step's last step."""
     found, end = [], -1
     for step in steps:
         end += _length(step)

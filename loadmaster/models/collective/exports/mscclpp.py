@@ -85,8 +85,10 @@ def mscclpp_plan(
     min_bytes: int = 0,
     max_bytes: int = LARGEST_BYTES,
 ) -> Document:
-    """One algorithm. The executor runs it at every size from ``min_bytes`` to ``max_bytes`` that its chunks divide;
-    the plan narrows that down to what the executor can hold.
+    """Write one algorithm as an execution plan of MSCCL++.
+
+    The executor runs it at every size from ``min_bytes`` to ``max_bytes`` that its chunks divide; the plan narrows that
+    down to what the executor can hold.
 
     Raises:
         InputError: the executor has no such collective, or one of its limits is passed.
@@ -186,14 +188,16 @@ def _kind(topology: Topology, stream: Stream) -> str:
 
 
 def _channels(programs: Programs, topology: Topology, rank: int, kind: str) -> list[tuple[int, int, int, int]]:
-    """(from, to, instance, lane) of the rank's channels. The executor pairs the n-th that joins two ranks on one with
-    the n-th on the other, so both list them in one order."""
+    """List the rank's channels as (from, to, instance, lane), in the order that both ends of a pair share.
+
+    The executor pairs the n-th channel that joins two ranks on one with the n-th on the other.
+    """
     mine = (s for s in programs.of_rank(rank) if s.role != "local" and _kind(topology, s) == kind)
     return sorted((*s.link, s.instance, s.lane) for s in mine)
 
 
 def _semaphores(programs: Programs, streams: Sequence[Stream]) -> dict[tuple[Point, Point], int]:
-    """One for each pair of a step and one that waits for it; each goes up and down once in a run."""
+    """One semaphore for each pair of a step and one that waits for it; each goes up and down once in a run."""
     pairs = [
         (point, (stream, place))
         for stream in streams
@@ -266,7 +270,7 @@ def _acquire(point: Point, step: Step, semaphores: Mapping[tuple[Point, Point], 
 def _release(
     point: Point, waiters: Sequence[Point], semaphores: Mapping[tuple[Point, Point], int], settle: bool
 ) -> Iterator[Document]:
-    """``settle``: other threads have written since the last barrier."""
+    """Release the steps that wait; with ``settle``, other threads have written, so a barrier comes first."""
     ids = [semaphores.get((point, waiter), 0) for waiter in waiters]
     if ids and settle:
         yield {"name": "nop"}

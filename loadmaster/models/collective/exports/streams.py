@@ -50,7 +50,7 @@ class Move:
         source: where they are read: on the sender, or on the rank itself where the step is local.
         target: where the result goes.
         operand: what they are added to; None: nothing.
-        landing: where they land on the receiver before they are added; None: there is no need.
+        landing: where they land on the receiver before they are added; None: nowhere.
     """
 
     source: Place
@@ -60,7 +60,7 @@ class Move:
     count: int = 1
 
     def takes(self, other: Move, most: int) -> bool:
-        """Whether another move goes on where this one ends."""
+        """Return whether another move goes on where this one ends, and both fit in ``most`` units."""
         mine, its = (self.source, self.target, self.operand, self.landing), other.places
         ends = tuple(None if place is None else place.after(self.count) for place in mine)
         return self.count + other.count <= most and ends == its
@@ -72,7 +72,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Stream:
-    """Which threadblock: ``peer`` is the rank itself where it is local."""
+    """The stream of one threadblock; ``peer`` is the rank itself where the stream is local."""
 
     role: Role
     rank: int
@@ -82,7 +82,7 @@ class Stream:
 
     @property
     def link(self) -> tuple[int, int]:
-        """From where to where; a rank to itself where it is local."""
+        """Ranks that the stream joins, (from, to); a rank with itself where it is local."""
         return (self.peer, self.rank) if self.role == "receive" else (self.rank, self.peer)
 
 
@@ -111,7 +111,7 @@ class Programs:
 
     @cached_property
     def waiters(self) -> Mapping[Point, Sequence[Point]]:
-        """Of every step that others wait for, those others."""
+        """Steps that wait for each step, for every step that has any."""
         found: dict[Point, list[Point]] = defaultdict(list)
         for stream, steps in self.streams.items():
             for place, step in enumerate(steps):
@@ -209,7 +209,7 @@ class _Builder:
         self._known: dict[Stream, dict[Stream, int]] = defaultdict(dict)
 
     def build(self) -> Programs:
-        """All streams."""
+        """Build the streams of all instances."""
         ranks = range(self._lowered.rank_count)
         for instance in range(self._instances):
             at = [{c: self._unit("i", o, instance) for c, o in self._lowered.buffers.inputs[r].items()} for r in ranks]
@@ -263,7 +263,7 @@ class _Builder:
     def _finish(
         self, rank: int, instance: int, at: dict[int, Place], home: dict[int, Place], wrote: dict[int, Point]
     ) -> None:
-        """What a rank started with and must end with is copied; form ``gather`` adds up."""
+        """Copy what a rank started with and must end with; in form ``gather``, add up."""
         own = self._lowered.buffers.outputs[rank]
         copies = [Move(at[c], home[c]) for c in own if c in at and at[c] != home[c]]
         for run in _runs(copies, self._most_units):
@@ -285,7 +285,7 @@ class _Builder:
         return turn % self._lanes.get((source, target), 1)
 
     def _append(self, stream: Stream, moves: tuple[Move, ...], needs: Iterable[Point | None]) -> Point:
-        """A step that waits for what its stream does not know to be done yet."""
+        """Append a step that waits for what its stream does not know to be done yet."""
         latest: dict[Stream, int] = {}
         for other, step in (point for point in needs if point is not None):
             if other != stream and step > max(latest.get(other, -1), self._known[stream].get(other, -1)):
@@ -296,7 +296,7 @@ class _Builder:
 
 
 def _runs(moves: list[Move], most: int) -> Iterator[Move]:
-    """Neighbours joined."""
+    """Join neighbouring moves into runs of at most ``most`` units."""
     run: Move | None = None
     for move in moves:
         if run is not None and run.takes(move, most):

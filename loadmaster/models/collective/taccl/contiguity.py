@@ -26,7 +26,7 @@ Minimize time (5.1) subject to
        travel in one message, no such run is chosen): without M - `follow_on_the_link`
 (5.20) send[o] >= send[c] + lat[c] for neighbours c, o in the order of any resource that are not of one stretch:
 (5.21) egress ports, ingress ports, NICs, shared wires - `follow_on_the_resource`
-(R)    each hop of a stretch lies in one chosen run - `travel_in_one_run`
+(R)    each hop of a stretch is in one chosen run - `travel_in_one_run`
 
 M = latest start of i+1 - earliest start of i, from the longest paths before and after; every schedule of these orders
 that ends by ``horizon_ns`` (as the heuristic's own does) keeps within it.
@@ -50,7 +50,7 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBui
 from loadmaster.solvers.solution import Solution
 
 Term = tuple[ArrayLike, ArrayLike, ArrayLike]
-# Columns count time in this part of the horizon: beside binaries, the simplex method stalls on nanoseconds.
+# Columns count time in this part of the horizon: with binaries, the simplex method stalls on nanoseconds.
 _UNITS = 1_000
 # As many chunks in one message as TACCL's released code merges.
 LIMIT = 6
@@ -101,7 +101,7 @@ class Variables:
         return self._place[self.ordered.orbit_of[h]]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Neighbours of the stretches."""
+        """Pairs of neighbours in all stretches."""
         return [pair for stretch in self.stretches for pair in itertools.pairwise(stretch)]
 
     def continued(self, h: int) -> int | None:
@@ -116,13 +116,13 @@ class Variables:
         return earlier if alike else None
 
     def occupancy_ns(self, run: Sequence[int]) -> int:
-        """Of the link, by a message of these hops."""
+        """Occupancy of the link by a message of these hops."""
         hops, instance = self.ordered.hops, self.ordered.instance
         link = instance.topology.links[hops[run[0]].link]
         return link.occupancy_ns(sum(instance.chunks[hops[h].chunk].size_bytes for h in run))
 
     def latency(self, h: int) -> float:
-        """Of the hop's link, in units."""
+        """Latency of the hop's link, in units."""
         return self._latency_ns(h) / self.unit_ns
 
     def _latency_ns(self, h: int) -> int:
@@ -139,7 +139,7 @@ class Variables:
         return [tuple(hops) for head, hops in found.items() if len(hops) > 1 and self.ordered.orbit_of[head] == head]
 
     def _windows(self) -> tuple[list[float], list[float]]:
-        """Per hop, the earliest and latest start of its message in any schedule that ends by the horizon, in units."""
+        """Earliest and latest start of each hop's message in any schedule that ends by the horizon, in units."""
         ordered, count = self.ordered, len(self.ordered.hops)
         occupancy = [self.occupancy_ns([h]) for h in range(count)]
         transfer = [occupancy[h] + self._latency_ns(h) for h in range(count)]
@@ -242,20 +242,20 @@ def formulate(
 
 
 def end_after_every_hop(b: ProgramBuilder, v: Variables) -> None:
-    """(5.2)"""
+    """Add (5.2): the time is no less than the arrival of any hop."""
     row, latency = np.arange(len(v.own)), [v.latency(h) for h in v.own]
     terms: list[Term] = [(row, v.time, 1), (row, v.send, -1), (row, v.lat, -1)]
     b.rows("end_after_every_hop", len(row), terms, lower=latency)
 
 
 def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
-    """(5.4)"""
+    """Add (5.4): a hop starts once all it waits for has arrived."""
     pairs = {(v.of(h), v.of(g)): v.latency(g) for h in v.own for g in v.ordered.hops[h].after}
     _follow(b, v, "send_what_has_arrived", pairs)
 
 
 def start_together(b: ProgramBuilder, v: Variables) -> None:
-    """(5.16)"""
+    """Add (5.16): hops of one message start together."""
     rows = b.row_list("start_together")
     for earlier, later in v.pairs():
         big = v.latest[later] - v.earliest[earlier]
@@ -266,7 +266,7 @@ def start_together(b: ProgramBuilder, v: Variables) -> None:
 
 
 def occupy_for_the_whole_message(b: ProgramBuilder, v: Variables) -> None:
-    """(5.17)"""
+    """Add (5.17): a hop occupies its link for its whole message."""
     rows = b.row_list("occupy_for_the_whole_message")
     for h, lat in zip(v.own, v.lat.tolist(), strict=True):
         runs = v.runs_with[h]
@@ -277,7 +277,7 @@ def occupy_for_the_whole_message(b: ProgramBuilder, v: Variables) -> None:
 
 
 def follow_on_the_link(b: ProgramBuilder, v: Variables) -> None:
-    """(5.19)"""
+    """Add (5.19): messages of one stretch follow one another."""
     rows = b.row_list("follow_on_the_link")
     for earlier, later in v.pairs():
         ending = [i for i, run in enumerate(v.runs) if run[-1] == earlier]
@@ -288,14 +288,14 @@ def follow_on_the_link(b: ProgramBuilder, v: Variables) -> None:
 
 
 def follow_on_the_resource(b: ProgramBuilder, v: Variables) -> None:
-    """(5.20), (5.21)"""
+    """Add (5.20) and (5.21): neighbours on a resource that are not of one stretch follow one another."""
     before = v.ordered.before
     pairs = {(v.of(h), v.of(g)): 0.0 for h in v.own for g in before[h] if v.continued(h) != g}
     _follow(b, v, "follow_on_the_resource", pairs)
 
 
 def travel_in_one_run(b: ProgramBuilder, v: Variables) -> None:
-    """(R)"""
+    """Add (R): each hop of a stretch travels in one chosen run."""
     members = [h for h in v.own if v.runs_with[h]]
     rows = b.row_list("travel_in_one_run")
     for h in members:
@@ -305,7 +305,7 @@ def travel_in_one_run(b: ProgramBuilder, v: Variables) -> None:
 
 
 def _follow(b: ProgramBuilder, v: Variables, name: str, pairs: Mapping[tuple[int, int], float]) -> None:
-    """For (later, earlier) -> latency: the later one starts after the earlier one's occupancy and that latency."""
+    """Add rows for (later, earlier) -> latency: the later starts after the earlier one's occupancy and that latency."""
     later, earlier = (np.array([pair[end] for pair in pairs], dtype=np.int64) for end in (0, 1))
     row = np.arange(len(pairs))
     terms: list[Term] = [(row, v.send[later], 1), (row, v.send[earlier], -1), (row, v.lat[earlier], -1)]

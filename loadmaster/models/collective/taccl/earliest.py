@@ -15,12 +15,12 @@ Message = tuple[int, ...]
 
 
 def alone(ordered: Ordered) -> tuple[Message, ...]:
-    """Every hop a message of its own."""
+    """Make every hop a message of its own."""
     return tuple((h,) for h in ordered.sequence)
 
 
 def starts(ordered: Ordered, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Per message, its earliest start.
+    """Earliest start of each message.
 
     Raises:
         networkx.NetworkXUnfeasible: a message waits for itself: its chunks cannot travel together in this order.
@@ -59,7 +59,7 @@ def sends(ordered: Ordered, messages: Sequence[Message]) -> tuple[Send, ...]:
 
 
 def time_ns(ordered: Ordered, messages: Sequence[Message]) -> int:
-    """When the last message has arrived. Raises as :func:`starts` does."""
+    """Arrival of the last message. Raises as :func:`starts` does."""
     links = ordered.instance.topology.links
     arrivals = (
         start_ns + links[ordered.hops[message[0]].link].transfer_ns(_size_bytes(ordered, message))

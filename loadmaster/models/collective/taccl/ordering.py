@@ -44,7 +44,7 @@ class Ordered:
 
     @cached_property
     def resource_order(self) -> tuple[tuple[int, ...], ...]:
-        """Per resource, the hops that hold it, in order."""
+        """Hops that hold each resource, in order."""
         found: list[list[int]] = [[] for _ in self.instance.topology.resources]
         for h in self.sequence:
             for resource in self.instance.topology.links[self.hops[h].link].resources:
@@ -53,7 +53,7 @@ class Ordered:
 
     @cached_property
     def chunk_order(self) -> Mapping[int, tuple[int, ...]]:
-        """Per link in use, its chunks in order."""
+        """Chunks on each link in use, in order."""
         found: dict[int, list[int]] = {}
         for h in self.sequence:
             found.setdefault(self.hops[h].link, []).append(self.hops[h].chunk)
@@ -61,7 +61,7 @@ class Ordered:
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
-        """Per hop, the hop just before it on each resource of its link that has one."""
+        """Hops just before each hop, on each resource of its link that has one."""
         found: list[list[int]] = [[] for _ in self.hops]
         for hops in self.resource_order:
             for earlier, later in itertools.pairwise(hops):
@@ -78,7 +78,7 @@ def order(
     Routes that break the instance's symmetries, or whose images collide, are ordered without them.
 
     Raises:
-        InputError: a route is no tree, see :func:`loadmaster.models.collective.hops.hops_of`.
+        InputError: a route is not a tree, see :func:`loadmaster.models.collective.hops.hops_of`.
     """
     hops = hops_of(instance, routes)
     orbit_of = _kept_orbits(instance, hops)
@@ -100,7 +100,7 @@ def order_of(instance: Instance, sends: Sequence[Send]) -> tuple[Ordered, tuple[
     """The order that a schedule follows, and its messages as hops of it.
 
     Raises:
-        InputError: the schedule's routes are no trees: a chunk is sent somewhere twice, say.
+        InputError: the schedule's routes are not trees: a chunk is sent somewhere twice, say.
     """
     between = instance.topology.link_between
     routes: list[list[int]] = [[] for _ in instance.chunks]
@@ -189,7 +189,7 @@ def _successors(after: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _longest(after: Sequence[Sequence[int]], opens: Sequence[Sequence[int]], lasts: Sequence[int]) -> list[int]:
-    """Per hop, the time along the longest path that ends with it."""
+    """Time along the longest path that ends with each hop."""
     found = list(lasts)
     waits = [len(a) for a in after]
     ready = [h for h, count in enumerate(waits) if not count]

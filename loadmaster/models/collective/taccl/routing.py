@@ -3,8 +3,8 @@ r"""Step 1 of TACCL's pipeline: which links each chunk takes, as a mixed-integer
 Source: [Shah23], section 5.5.1, equations 5.1 to 5.15; chunks that no two ranks add up.
 
 Sets: chunks c of the instance, ranks r, links (src, r) in L_c; resources p, with the links that hold them; nodes. L_c
-are the links that c may use between ranks that, as published, lie on a way of fewest hops from its sources to one of
-its targets (found after the relay map: links that the sketch closes to c are no ways). Of a chunk with one target they
+are the links that c may use between ranks that, as published, are on a way of fewest hops from its sources to one of
+its targets (found after the relay map: links that the sketch closes to c do not count). Of a chunk with one target they
 are the links of such ways themselves. None leads back to a source.
 occ and lat are the occupancy and the transfer time of a link for a chunk; where messages have no latency they are equal
 to lat = alpha + beta of [Shah23].
@@ -28,16 +28,16 @@ subject to
 (5.10)  is_util[src,r] <= sum of is_sent[c,src,r] over c - `use_only_then`
 (5.15)  sum of is_sent[c,.] over links into a node that has targets of c, but no source, >= 1 - `enter_nodes`
 and, "less important" in [Shah23] and left out there:
-(a)     a target that is no source gets c once: sum of is_sent[c,.,r] = 1; another rank at most once - `arrive_once`
-(b)     is_sent[c,r,dst] <= sum of is_sent[c,.,r] where r is no source - `send_what_arrived`
-(c)     sum of is_sent[c,.,r] <= sum of is_sent[c,r,.] where r is no target - `pass_on_what_arrived`
+(a)     a target that is not a source gets c once: sum of is_sent[c,.,r] = 1; another rank at most once - `arrive_once`
+(b)     is_sent[c,r,dst] <= sum of is_sent[c,.,r] where r is not a source - `send_what_arrived`
+(c)     sum of is_sent[c,.,r] <= sum of is_sent[c,r,.] where r is not a target - `pass_on_what_arrived`
 
 M is the longest that start[c,src] + lat can be: hops of c's longest way times its longest lat. gamma_s is +g where few
 connections are wanted (uc-min), -g where many (uc-max), with g such that all links together weigh as much as one part
 in a hundred of the longest way: it decides between routes of about equal times.
 
 The program is a restriction (few hops, symmetric routes, one copy to each rank) of a relaxation (chunks share links at
-no cost but the sum): its optimum is no bound. For one see :mod:`loadmaster.models.collective.routing_bound`.
+no cost but the sum): its optimum is not a bound. For one see :mod:`loadmaster.models.collective.routing_bound`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Variables:
 
     @cached_property
     def longest_ns(self) -> list[int]:
-        """Per chunk, more than its longest way takes: the most hops times the longest transfer."""
+        """Upper limit on each chunk's longest way: the most hops times the longest transfer."""
         topology = self.instance.topology
         found = [0] * len(self.instance.chunks)
         ranks: list[set[int]] = [set() for _ in found]
@@ -102,7 +102,7 @@ class Variables:
 
     @cached_property
     def arriving(self) -> dict[tuple[int, int], dict[int, float]]:
-        """Per chunk of its orbit's first, and rank, the columns that bring it."""
+        """Columns that bring each chunk that is the first of its orbit to each rank."""
         found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         for p in self.pairs:
             terms = found[int(self.chunk[p]), self.instance.topology.links[self.link[p]].target]
@@ -124,7 +124,7 @@ class Variables:
         return {pair: int(column) for pair, column in zip(pairs, columns, strict=True)}
 
     def _connections(self, b: ProgramBuilder) -> tuple[float, dict[int, int]]:
-        """g, and the columns of is_util with their costs (5.11), where a policy asks for them."""
+        """Weight g, and the columns of is_util with their costs (5.11), where a policy asks for them."""
         links, wishes = self.instance.topology.links, self.instance.connections
         counted = []
         for k in sorted(set(self.link.tolist())):
@@ -149,7 +149,7 @@ class Routing:
     variables: Variables
 
     def routes(self, values: FloatArray) -> tuple[tuple[int, ...], ...]:
-        """Per chunk, the links it takes at a point [columns], ascending: a tree from its sources."""
+        """Links that each chunk takes at a point [columns], ascending: a tree from its sources."""
         v = self.variables
         used = values[v.sent] > _USED
         found: list[list[int]] = [[] for _ in v.instance.chunks]
@@ -158,10 +158,10 @@ class Routing:
         return tuple(tuple(links) for links in found)
 
     def point(self, routes: Routes) -> FloatArray:
-        """The point [columns] of known routes, for a solver to start from; no solution where they are none of its.
+        """The point [columns] of known routes, for a solver to start from; not a solution if the program excludes them.
 
         Raises:
-            InputError: they are no trees from the sources to the targets.
+            InputError: they are not trees from the sources to the targets.
         """
         v = self.variables
         topology, values = v.instance.topology, np.zeros(self.program.column_count)
@@ -212,7 +212,7 @@ def formulate(instance: Instance) -> Routing:
 
 
 def end_last(b: ProgramBuilder, v: Variables) -> None:
-    """(5.2)"""
+    """Add (5.2): the time is no less than the arrival at any target."""
     rows = _OnceRows(b, "end_last")
     for (c, r), column in v.start.items():
         if r in v.instance.chunks[c].targets:
@@ -221,7 +221,7 @@ def end_last(b: ProgramBuilder, v: Variables) -> None:
 
 
 def arrive_after_leaving(b: ProgramBuilder, v: Variables) -> None:
-    """(5.5)"""
+    """Add (5.5): a chunk arrives a transfer after it leaves."""
     rows = _OnceRows(b, "arrive_after_leaving")
     for p in v.pairs:
         c, link = int(v.chunk[p]), v.instance.topology.links[v.link[p]]
@@ -235,7 +235,7 @@ def arrive_after_leaving(b: ProgramBuilder, v: Variables) -> None:
 
 
 def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
-    """(5.6) to (5.8)"""
+    """Add (5.6) to (5.8): the time covers what each resource carries."""
     rows = _OnceRows(b, "carry_on_resources")
     on_link: dict[int, list[int]] = defaultdict(list)
     for p, k in enumerate(v.link):
@@ -254,7 +254,7 @@ def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
 
 
 def use_what_is_sent_over(b: ProgramBuilder, v: Variables) -> None:
-    """(5.9)"""
+    """Add (5.9): a link over which a chunk is sent is used."""
     rows = _OnceRows(b, "use_what_is_sent_over")
     for p, k in enumerate(v.link):
         if int(k) in v.util:
@@ -263,7 +263,7 @@ def use_what_is_sent_over(b: ProgramBuilder, v: Variables) -> None:
 
 
 def use_only_then(b: ProgramBuilder, v: Variables) -> None:
-    """(5.10)"""
+    """Add (5.10): only such links are used."""
     rows = _OnceRows(b, "use_only_then")
     sent: dict[int, dict[int, float]] = defaultdict(dict)
     for p, k in enumerate(v.link):
@@ -275,7 +275,7 @@ def use_only_then(b: ProgramBuilder, v: Variables) -> None:
 
 
 def enter_nodes(b: ProgramBuilder, v: Variables) -> None:
-    """(5.15)"""
+    """Add (5.15): a chunk enters each node with targets but without a source."""
     topology = v.instance.topology
     rows = _OnceRows(b, "enter_nodes")
     entering: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
@@ -293,7 +293,7 @@ def enter_nodes(b: ProgramBuilder, v: Variables) -> None:
 
 
 def arrive_once(b: ProgramBuilder, v: Variables) -> None:
-    """(a)"""
+    """Add (a): a chunk gets to each target once, and to other ranks at most once."""
     rows = _OnceRows(b, "arrive_once")
     for (c, r), arriving in v.arriving.items():
         rows.add(arriving, lower=float(r in v.instance.chunks[c].targets), upper=1.0)
@@ -301,7 +301,7 @@ def arrive_once(b: ProgramBuilder, v: Variables) -> None:
 
 
 def send_what_arrived(b: ProgramBuilder, v: Variables) -> None:
-    """(b)"""
+    """Add (b): a rank sends on what arrived."""
     rows = _OnceRows(b, "send_what_arrived")
     for p in v.pairs:
         c, source = int(v.chunk[p]), v.instance.topology.links[v.link[p]].source
@@ -313,7 +313,7 @@ def send_what_arrived(b: ProgramBuilder, v: Variables) -> None:
 
 
 def pass_on_what_arrived(b: ProgramBuilder, v: Variables) -> None:
-    """(c)"""
+    """Add (c): a rank that is not a target passes on what arrived."""
     rows = _OnceRows(b, "pass_on_what_arrived")
     leaving: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     for p in v.pairs:

@@ -89,7 +89,7 @@ def published_sketch(name: str) -> Document:
     """A shipped sketch, as published.
 
     Raises:
-        InputError: there is none of this name.
+        InputError: no sketch has this name.
     """
     return _SHIPPED.read(name)
 
@@ -115,7 +115,7 @@ def read_sketch(
         name = "sketch" if isinstance(source, Mapping) else Path(source).stem
     internode, relays, split = _between_nodes(file, topology)
     if file.internode_sketch is not None and file.internode_sketch.enforce_ordering:
-        # It steers a heuristic of TACCL's, which has no counterpart here, and is no property of an algorithm.
+        # It steers a heuristic of TACCL's, which has no counterpart here, and is not a property of an algorithm.
         logger.warning(
             "internode_sketch.enforce_ordering of %s is not followed: sends are put in whichever order is fastest", name
         )
@@ -197,7 +197,7 @@ def _by_rank(field: str, of_rank: Mapping[str, T], count: int) -> dict[int, T]:
 
 
 def _relay_map(field: str, of_group: Sequence[int], count: int) -> dict[int, int]:
-    """``[group, place]``: the chunks of a local rank leave through the rank at that place of its group."""
+    """Read ``[group, place]``: the chunks of a local rank leave through the rank at that place of its group."""
     group, place = of_group
     if not 0 <= place < group or count % group:
         problem = f"is no place in groups that divide {count} ranks"

@@ -15,7 +15,7 @@ def way_links(instance: Instance) -> tuple[tuple[int, ...], ...]:
     """L_c of each chunk. A chunk of no bytes needs none.
 
     Raises:
-        InputError: there is no way to a target.
+        InputError: a target cannot be reached.
     """
     found: dict[tuple[object, ...], tuple[int, ...]] = {}
     hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]] = {}
@@ -63,7 +63,7 @@ def _way_links(
 
 
 def _hops(instance: Instance, usable: Sequence[int], ranks: tuple[int, ...], backwards: bool) -> list[int]:
-    """Per rank, the fewest hops from some ranks, or to them; -1 where there is no way."""
+    """Fewest hops to each rank from some ranks, or back to them; -1 where nothing leads there."""
     topology = instance.topology
     open_links = set(usable)
     found = [-1] * topology.rank_count

@@ -2,7 +2,7 @@
 
 Every method that adds a forward operator also says what its backward pass is; :meth:`Graph.backward` calls that in
 reverse. What repeats (blocks, time steps) is added under one ``tie``: operators and tensors of the same name there are
-split alike, and so are their gradients.
+split in the same way, and so are their gradients.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Graph:
 
     @contextlib.contextmanager
     def repeated(self, name: str, tie: str) -> Iterator[None]:
-        """What is added within is called ``name.*``, and is split as everything of the same ``tie.*``."""
+        """Name what is added within ``name.*``, and split it as everything of the same ``tie.*``."""
         before, self._scope = self._scope, (name, tie)
         tape = len(self._tape)
         yield
@@ -58,18 +58,18 @@ class Graph:
         return run
 
     def tensor(self, name: str, shape: Sequence[int], role: Role = "activation", element_bytes: int = 0) -> int:
-        """A new tensor."""
+        """Add a tensor and return its number."""
         full, tie = self._named(name)
         self.tensors.append(Tensor(full, tuple(shape), element_bytes or self.element_bytes, role, tie))
         return len(self.tensors) - 1
 
     def parameter(self, name: str, shape: Sequence[int]) -> int:
-        """A new parameter."""
+        """Add a parameter and return its number."""
         self.parameters.append(self.tensor(name, shape, "parameter"))
         return self.parameters[-1]
 
     def shape(self, tensor: int) -> Shape:
-        """Of a tensor."""
+        """Shape of a tensor."""
         return self.tensors[tensor].shape
 
     def _named(self, name: str) -> tuple[str, str | None]:
@@ -78,7 +78,7 @@ class Graph:
     def add(
         self, op: str, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], flops: float = 0
     ) -> None:
-        """One operator, at what it takes by roofline."""
+        """Add one operator, at what it takes by roofline."""
         number = self.signatures.setdefault(signature, len(self.signatures))
         full, tie = self._named(op)
         moved = sum(self.tensors[t].size_bytes for t in (*inputs, *outputs))
@@ -89,7 +89,7 @@ class Graph:
         )
 
     def differentiated(self, undone: Callable[[], None]) -> None:
-        """What the backward pass does for what was added last."""
+        """Record what the backward pass does for what was added last."""
         self._tape.append(undone)
 
     # Operators that most models have
@@ -170,7 +170,7 @@ class Graph:
     def gradients_by(
         self, name: str, signature: Signature, inputs: Sequence[int], of: Sequence[int], flops: float = 0.0
     ) -> None:
-        """One operator that makes the gradients of these tensors."""
+        """Add one operator that makes the gradients of these tensors."""
         made = [self.tensor(f"{name} {n}", self.shape(tensor)) for n, tensor in enumerate(of)]
         self.add(name, signature, inputs, made, flops)
         for tensor, gradient in zip(of, made, strict=True):
@@ -187,11 +187,11 @@ class Graph:
     # The backward pass
 
     def needs_gradient(self, tensor: int) -> bool:
-        """Whether a gradient has anywhere to go."""
+        """Return whether a gradient of the tensor has anywhere to go."""
         return self.tensors[tensor].role in ("parameter", "activation")
 
     def gradient(self, tensor: int) -> int:
-        """Of a tensor: the sum of all that have reached it."""
+        """Gradient of a tensor: the sum of all that have reached it."""
         found = self._gradients[tensor]
         if len(found) > 1:
             self._gradients[tensor] = []
@@ -202,19 +202,19 @@ class Graph:
         return self.tensors[tensor].name.rsplit(".", 1)[-1]
 
     def reached(self, tensor: int, gradient: int) -> None:
-        """A gradient of a tensor, or a part of it."""
+        """Record a gradient of a tensor, or a part of it."""
         self._gradients.setdefault(tensor, []).append(gradient)
         if self.tensors[tensor].role == "parameter":
             self.tensors[gradient] = replace(self.tensors[gradient], role="gradient")
 
     def backward(self) -> None:
-        """All that was said of it, in reverse."""
+        """Add the backward pass: all that was recorded of it, in reverse."""
         self._backward_from = len(self.operators)
         for undone in reversed(self._tape):
             undone()
 
     def optimizer(self, states: int, state_bytes: int) -> None:
-        """Every parameter is updated in place, with so many states of so many bytes an element."""
+        """Update every parameter in place, with so many states of so many bytes an element."""
         for parameter in self.parameters:
             of = self.tensors[parameter]
             with self._scope_of(parameter):
@@ -233,7 +233,7 @@ class Graph:
         self._scope = before
 
     def problem(self, name: str, title: str, axes: tuple[Axis, ...]) -> PartitionProblem:
-        """What was built."""
+        """Partition problem of the step built so far."""
         tensors, operators, signatures = tuple(self.tensors), tuple(self.operators), tuple(self.signatures)
         return with_copies(
             PartitionProblem(name, axes, tensors, operators, signatures, title=title), self._backward_from
@@ -241,7 +241,7 @@ class Graph:
 
 
 def roofline_us(hardware: Hardware, flops: float, moved_bytes: int, element_bytes: int) -> float:
-    """What an operator takes on a device: the slower of its arithmetic and its bytes, and a launch."""
+    """Time of an operator on a device: the slower of its arithmetic and its bytes, and a launch."""
     rate = hardware.tflops_for("bfloat16" if element_bytes == 2 else "float32") * hardware.compute_share
     bytes_us = moved_bytes / (hardware.dram_gbps * hardware.dram_share * 1e3)
     return hardware.launch_us + max(flops / (rate * 1e6), bytes_us)

@@ -14,12 +14,12 @@ from loadmaster.models.partition.tables.builder import Graph
 _WIDTHS = (4, 6, 8, 10)
 _RNN_LAYERS = (4, 6, 8, 10)
 _RNN_SIZES = (4, 6, 8)
-# Of the thesis: what its largest models were trained with.
+# Batches with which the thesis trained its largest models.
 _WRESNET_BATCH, _RNN_BATCH, _TRANSFORMER_BATCH = 8, 128, 16
 
 
 def names() -> list[str]:
-    """All of them."""
+    """Names of all known models."""
     found = [f"wresnet-{layers}-{width}" for layers in wresnet.BLOCKS for width in _WIDTHS]
     found += [f"rnn-{layers}-{size}k" for layers in _RNN_LAYERS for size in _RNN_SIZES]
     return [*found, *transformer.SHAPES]
@@ -35,7 +35,7 @@ def model(
         sequence: tokens of a sample, or time steps of an RNN; None: the model's own.
 
     Raises:
-        InputError: there is no such model, or it has no sequence.
+        InputError: no model has this name, or it has no sequence.
     """
     known = name.lower()
     if known not in names():

@@ -1,7 +1,7 @@
 """Stacked LSTMs, unrolled ([Wang20] section 3.7.1, after [Jozefowicz16]): ``rnn-10-8k`` has ten layers of 8,192.
 
 Each cell multiplies its input and its state by matrices of its own; the last layer is read by a loss over a small
-projection. Time steps share their weights, and are split alike.
+projection. Time steps share their weights, and are split in the same way.
 """
 
 from __future__ import annotations

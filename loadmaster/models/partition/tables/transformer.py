@@ -48,7 +48,7 @@ SHAPES = {
 
 
 def transformer(shape: Shape, batch: int, sequence: int, hardware: Hardware) -> Graph:
-    """The whole step."""
+    """Build the whole training step of a transformer."""
     return _Transformer(shape, batch, sequence, Graph(2, hardware)).build()
 
 

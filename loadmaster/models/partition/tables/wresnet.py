@@ -17,7 +17,7 @@ IMAGE = 224
 
 
 class WResNet:
-    """Builds one."""
+    """Builder of the training step of one network."""
 
     def __init__(self, layers: int, width: int, batch: int, hardware: Hardware) -> None:
         self.g = Graph(4, hardware)

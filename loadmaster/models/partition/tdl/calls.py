@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One call.
+    """One call of an ATen operator.
 
     Attributes:
         name: of the operator, without namespace and overload.
@@ -29,7 +29,7 @@ class Call:
     pointwise: bool = False
 
     def shape(self, argument: str) -> Shape:
-        """Of the (first) tensor of an argument."""
+        """Shape of the first tensor of an argument."""
         return next(shape for name, shape in self.inputs if name == argument)
 
     @property
@@ -52,11 +52,11 @@ def free(count: int) -> str:
 
 
 def whole(letters: str, dims: tuple[int, ...]) -> str:
-    """The same letters, some of them of dimensions that are needed whole."""
+    """Mark letters of dimensions that are needed whole, by upper case."""
     return "".join(c.upper() if d in dims else c for d, c in enumerate(letters))
 
 
 def broadcast(letters: str, shape: Shape, of: Shape) -> str:
-    """The letters of a tensor of this shape beside one of shape ``of``, aligned at the end."""
+    """Letters of a tensor of this shape next to one of shape ``of``, aligned at the end."""
     rows = zip(shape, letters[len(letters) - len(shape) :], of[len(of) - len(shape) :], strict=True)
     return "".join("1" if extent == 1 and full != 1 else c for extent, c, full in rows)

@@ -9,10 +9,10 @@ dimension where the dimension has a V elements, and a halo of
 
     before = -c          after = sum_j b_j (U_j - 1) + c - (a - 1)
 
-(what is below 0 is none). This is the interval <l, u, c> of equation 3.1, kept as what it is needed for. Case 1 splits
+(0 where that is less). This is the interval <l, u, c> of equation 3.1, kept as what it is needed for. Case 1 splits
 an index of the result; case 2 splits one that is summed over, and gives terms of a sum. Of several results, each has
-its own case; one that does not depend on the index comes whole. Besides, an operator that is linear in some of its
-inputs makes terms of terms.
+its own case; one that does not depend on the index comes whole. In addition, an operator that is linear in some of
+its inputs makes terms of terms.
 
 Where that is not so (two dimensions of one tensor by one index, a negative coefficient, an extent that is not a V), the
 index is not split.
@@ -48,7 +48,7 @@ _MOST_INPUTS = 5
 
 @dataclass(frozen=True)
 class Extents:
-    """What the description does not say.
+    """Facts that a description leaves open.
 
     Attributes:
         windows: indices of few values, such as of a convolution's kernel, and how many. They are not split.
@@ -88,7 +88,7 @@ def _over_indices(description: Description, extents: Extents) -> Iterator[Strate
 
 
 def _part_over(result: Result, summed: Sequence[str], name: str) -> str | None:
-    """What comes of a share of an index; None where it is no part of the result."""
+    """Part of a result that a share of an index makes; None where it makes none."""
     if name in result.indices:
         return None if _hidden_in_opaque(result.element, name) else f"S{result.indices.index(name)}"
     if name in summed:
@@ -114,7 +114,7 @@ def _of_terms(description: Description) -> Iterator[Strategy]:
 
 
 def elements(expression: Expression) -> Iterator[Element]:
-    """Everything that is read."""
+    """Yield every element that is read."""
     match expression:
         case Element():
             yield expression
@@ -131,7 +131,7 @@ def elements(expression: Expression) -> Iterator[Element]:
 
 
 def _needs(description: Description, name: str, extents: Extents) -> tuple[Need, ...] | None:
-    """What of each input a share of an index takes; None where the index cannot be split.
+    """Needs of a share of an index, for each input; None where the index cannot be split.
 
     An input that is read by the index is cut along it: a kernel counts from the start of what it is given, so that all
     of it would be the wrong part. What does not depend on the index is needed whole.
@@ -170,7 +170,7 @@ def _share(tensor: int, d: int, index: Index, name: str, extents: Extents) -> Ne
 
 
 def _hidden_in_opaque(expression: Expression, name: str) -> bool:
-    """Whether an opaque function is asked for an element by this index: its share needs all that it makes."""
+    """Return whether an opaque function is asked for an element by this index: its share needs all that it makes."""
     match expression:
         case OpaqueElement(_, _, at):
             return any(index.terms.get(name) for index in at)
@@ -195,7 +195,7 @@ def _summed_over(expression: Expression) -> tuple[str, ...]:
 
 
 def _degree(expression: Expression, tensors: Sequence[int]) -> int | None:
-    """Of a form in these tensors, all of whose terms have it; None where it is no form (a function, unequal terms)."""
+    """Degree of a form in these tensors, which all its terms have; None where it is not a form (functions, others)."""
     match expression:
         case Number(value):
             return None if value == 0 else 0

@@ -35,7 +35,7 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Formula:
-    """What one call does.
+    """Tensors of one call in letters: its formula, and how to try it.
 
     Attributes:
         inputs, results: letters of the dimensions of each tensor, in order.
@@ -56,7 +56,7 @@ class Formula:
 
     @cached_property
     def description(self) -> Description:
-        """In the description language."""
+        """The formula in the description language."""
         names = tuple(f"a{n}" for n in range(len(self.inputs)))
         return Description(names, tuple(map(self._result, self.results)))
 
@@ -72,13 +72,13 @@ class Formula:
 
     @cached_property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Those that need no terms of sums, which no tensor lies as; each has the letter that it splits as its name."""
+        """Strategies that need no terms of sums, as no tensor is stored so; each is named by the letter it splits."""
         told = frozenset(c for letters in (*self.told.values(), *self.products.values()) for c in letters)
         found = strategies(self.description, Extents(told=told))
         return tuple(s for s in found if not any(need.part == "P" for need in s.inputs))
 
     def extents(self, shapes: Sequence[Shape]) -> dict[str, int]:
-        """Of every letter, from the shapes of inputs and results.
+        """Extent of every letter, from the shapes of inputs and results.
 
         Raises:
             InputError: the shapes have other ranks, or a letter two extents.

@@ -25,7 +25,7 @@ _EVERY_ONE = slice(None)
 
 
 class Expression:
-    """What an element of a result is."""
+    """An expression for an element of a result."""
 
     def __add__(self, other: Expression | float) -> Expression:
         return Added(self, expression(other))
@@ -51,14 +51,14 @@ class Expression:
 
 @dataclass(frozen=True)
 class Number(Expression):
-    """A constant."""
+    """A constant number in an expression."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Added(Expression):
-    """a + b"""
+    """Sum of two expressions, a + b."""
 
     a: Expression
     b: Expression
@@ -66,7 +66,7 @@ class Added(Expression):
 
 @dataclass(frozen=True)
 class Multiplied(Expression):
-    """a b"""
+    """Product of two expressions, a b."""
 
     a: Expression
     b: Expression
@@ -82,7 +82,7 @@ class Called(Expression):
 
 @dataclass(frozen=True)
 class Reduced(Expression):
-    """Over some indices."""
+    """Reduction of an expression over some indices."""
 
     by: str
     over: tuple[str, ...]
@@ -91,7 +91,7 @@ class Reduced(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """sum of coefficient x index, and a constant: which element of a dimension."""
+    """Affine expression of indices, a sum of coefficient x index and a constant: which element of a dimension."""
 
     terms: Mapping[str, float]
     constant: float = 0.0
@@ -186,7 +186,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Description:
-    """What an operator computes.
+    """Description of what an operator computes.
 
     Attributes:
         inputs: their names.

@@ -72,13 +72,13 @@ def update(inputs: int, rank: int) -> Signature:
 
 
 def _nothing(inputs: int, outputs: int) -> tuple[Strategy, ...]:
-    """Of a number there are no shares."""
+    """Strategies of an operator on a single number, which has no shares."""
     return (Strategy("number", (Need("R"),) * inputs, ("R",) * outputs, divides=False),)
 
 
 @lru_cache
 def conv2d(stride: int, padding: int, kernel: int) -> Signature:
-    """data [n, ci, y, x], filters [co, ci, ky, kx]; space is not split."""
+    """Convolution of data [n, ci, y, x] with filters [co, ci, ky, kx]; space is not split."""
     return _signature(
         f"conv2d {kernel}x{kernel}/{stride}",
         describe(
@@ -96,7 +96,7 @@ def conv2d(stride: int, padding: int, kernel: int) -> Signature:
 
 @lru_cache
 def conv2d_input_gradient(stride: int, padding: int, kernel: int) -> Signature:
-    """gradient [n, co, y, x], filters -> gradient of data."""
+    """Gradient of a convolution's data, from gradient [n, co, y, x] and filters."""
     return _signature(
         f"conv2d {kernel}x{kernel}/{stride}, input gradient",
         describe(
@@ -115,7 +115,7 @@ def conv2d_input_gradient(stride: int, padding: int, kernel: int) -> Signature:
 
 @lru_cache
 def conv2d_weight_gradient(stride: int, padding: int, kernel: int) -> Signature:
-    """gradient [n, co, y, x], data [n, ci, y, x] -> gradient of filters."""
+    """Gradient of a convolution's filters, from gradient [n, co, y, x] and data [n, ci, y, x]."""
     return _signature(
         f"conv2d {kernel}x{kernel}/{stride}, weight gradient",
         describe(
@@ -175,8 +175,8 @@ ROW_LOSS_GRADIENT = _signature(
     "cross entropy of rows, gradient",
     describe(lambda logits, labels: lambda b, s, v: Opaque("softmax")(logits[b, s, :], labels[b, s])[v]),
 )
-# weight [v, d], ids [b, s]. A lookup by number is no affine index: rows of the table cannot be split without telling
-# the kernel which ones it has.
+# weight [v, d], ids [b, s]. A lookup by number is not an affine index: rows of the table cannot be split without
+# telling the kernel which ones it has.
 EMBEDDING = _table("embedding", ("b", "R S0", "S0"), ("s", "R S1", "S1"), ("d", "S1 R", "S2"))
 EMBEDDING_GRADIENT = _table("embedding, gradient", ("b", "S0 S0", "P"), ("s", "S1 S1", "P"), ("d", "S2 R", "S1"))
 

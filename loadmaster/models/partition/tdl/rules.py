@@ -1,4 +1,4 @@
-"""What families of operators do with the dimensions of their tensors, in letters (:mod:`.formula`).
+"""Rules of families of operators: what they do with the dimensions of their tensors, in letters (:mod:`.formula`).
 
 A rule says what can be split, not that it may be: every strategy that follows is tried on the operator itself before it
 is used.
@@ -20,7 +20,7 @@ _TILE = 32
 
 
 def pointwise(call: Call) -> Formula | None:
-    """Element by element, inputs broadcast."""
+    """Functions of single elements, inputs broadcast."""
     shape = call.results[0]
     letters = free(len(shape))
     if any(result != shape for result in call.results):
@@ -58,12 +58,12 @@ def summed(call: Call) -> Formula:
 
 
 def reduced(call: Call) -> Formula:
-    """Anything else of some dimensions, which are needed whole."""
+    """Reductions other than sums, over dimensions that are needed whole."""
     return _reduction(call, adds=False)
 
 
 def along(call: Call) -> Formula:
-    """Row by row along some dimensions, which all tensors of that rank have whole: softmax, sorting."""
+    """Functions of rows along some dimensions, which all tensors of that rank have whole: softmax, sorting."""
     rank = len(call.first)
     dims = call.dims("dim" if "dim" in call.arguments else "dims", rank)
     letters = whole(free(rank), dims)
@@ -74,7 +74,7 @@ def along(call: Call) -> Formula:
 
 
 def changed_along(call: Call) -> Formula:
-    """As :func:`along`, where tensors have other extents there: gather, scatter, top k, concatenation, slices."""
+    """Functions of rows whose extents differ between tensors: gather, scatter, top k, concatenation, slices."""
     rank = len(call.results[0])
     dims = call.dims("dim" if "dim" in call.arguments else "dims", rank)
     letters = free(rank)
@@ -92,7 +92,7 @@ def changed_along(call: Call) -> Formula:
 
 
 def stacked(call: Call) -> Formula:
-    """Along a new dimension."""
+    """Tensors stacked along a new dimension."""
     rank = len(call.results[0])
     (dim,) = call.dims("dim", rank)
     letters = whole(free(rank), (dim,))
@@ -108,7 +108,7 @@ def select_backward(call: Call) -> Formula:
 
 
 def padded(call: Call) -> Formula:
-    """The last dimensions grow."""
+    """Padding of the last dimensions, which grow."""
     rank, count = len(call.first), len(call.arguments["pad"]) // 2
     kept = free(rank - count)
     upper = "".join(chr(ord("A") + 2 * n) for n in range(count))
@@ -122,7 +122,7 @@ def looked_up(call: Call) -> Formula:
 
 
 def looked_up_backward(call: Call) -> Formula:
-    """Each row's gradients, summed."""
+    """Gradients of a table: those of each row, summed."""
     letters = free(len(call.shape("indices")))
     return Formula((letters + "z", letters), ("Vz",), told={"num_weights": "V"}, small={"V": _SHORT})
 
@@ -146,7 +146,7 @@ def normalized(call: Call) -> Formula:
 
 
 def group_normalized(call: Call) -> Formula:
-    """Each sample's groups of channels."""
+    """Group norms: groups of channels of each sample by themselves."""
     space = "XYZ"[: len(call.first) - 2]
     image, groups = "aC" + space, "aG"
     by_name = {"input": image, "grad_out": image, "weight": "C", "bias": "C", "mean": groups, "rstd": groups}
@@ -159,7 +159,7 @@ def group_normalized(call: Call) -> Formula:
 
 
 def batch_normalized(call: Call) -> Formula:
-    """Each channel by itself: a share of the batch has other statistics."""
+    """Batch norms: each channel by itself, as a share of the batch has other statistics."""
     image = "Bc" + "XYZ"[: len(call.first) - 2]
     inputs = tuple(image if len(shape) > 1 else "c" for _, shape in call.inputs)
     results = tuple(image if len(shape) > 1 else "c" for shape in call.results)
@@ -182,7 +182,7 @@ def windowed(call: Call) -> Formula:
 
 
 def convolved(call: Call) -> Formula:
-    """data [n, i, ...], filters [o, i, ...], [i, o, ...] where transposed: sums over i; with groups, samples only."""
+    """Convolutions of data [n, i, ...] with filters [o, i, ...], if transposed [i, o, ...]; by samples with groups."""
     space = len(call.first) - 2
     wide, short, made = "XYZ"[:space], "KLM"[:space], "PQR"[:space]
     i, o = ("i", "o") if call.arguments["groups"] == 1 else ("I", "O")
@@ -197,7 +197,7 @@ def convolved(call: Call) -> Formula:
 
 
 def convolved_backward(call: Call) -> Formula:
-    """gradient [n, o, ...], data, filters -> the gradients that are asked for."""
+    """Gradients of a convolution from gradient [n, o, ...], data and filters: those that are asked for."""
     space = len(call.first) - 2
     wide, short, made = "XYZ"[:space], "KLM"[:space], "PQR"[:space]
     i, o, inner = ("i", "o", "i") if call.arguments["groups"] == 1 else ("I", "O", "J")
@@ -235,7 +235,7 @@ def _rows(shape: Shape) -> str:
 
 
 def attention(call: Call) -> Formula:
-    """Heads by themselves. Keys are needed whole, and rows of queries too: masks count them."""
+    """Attention, heads by themselves. Keys are needed whole, and rows of queries too: masks count them."""
     queries, keys = call.shape("query"), call.shape("key")
     heads = "b" if queries[1] == keys[1] else "B"  # grouped heads have two numbers
     other = "b" if heads == "b" else "H"
@@ -266,7 +266,7 @@ def attention(call: Call) -> Formula:
 
 
 def leading(kept: int) -> Rule:
-    """So many of the first dimensions by themselves, the rest whole; of matrices, all but the last two (kept = -2)."""
+    """Rule that takes the first ``kept`` dimensions by themselves, the rest whole; -2: all but the last two."""
 
     def rule(call: Call) -> Formula:
         count = kept if kept > 0 else len(call.first) + kept
@@ -282,7 +282,7 @@ def leading(kept: int) -> Rule:
 
 
 def selected(call: Call) -> Formula:
-    """Some places of one dimension, by number: what is read there, or written."""
+    """Selection of places of one dimension by number: what is read there, or written."""
     shape = call.shape("self")
     (dim,) = call.dims("dim", len(shape))
     letters = whole(free(len(shape)), (dim,))
@@ -294,7 +294,7 @@ def selected(call: Call) -> Formula:
 
 
 def sought(call: Call) -> Formula:
-    """Every element by itself, in a table."""
+    """Search for every element by itself, in a table."""
     letters = free(len(call.results[0]))
     names = {"self": letters, "elements": letters, "boundaries": "Z", "test_elements": "WXYZ"}
     return Formula(tuple(names[name][: len(shape)] for name, shape in call.inputs), (letters,))
@@ -318,7 +318,7 @@ def by_index(call: Call) -> Formula | None:
 
 
 def repeated(call: Call) -> Formula | None:
-    """Dimensions that are not repeated."""
+    """Repetition of some dimensions; the others can be split."""
     repeats, rank = call.arguments["repeats"], len(call.first)
     if len(repeats) != rank:
         return None

@@ -2,7 +2,7 @@
 
 A strategy splits an index. Where a dimension of that index is several dimensions of the tensor, joined by a view, each
 of them can be split (:mod:`loadmaster.models.partition.views`): rows [batch x sequence] along the batch or along the
-sequence, in all tensors alike.
+sequence, in all tensors in the same way.
 """
 
 from __future__ import annotations

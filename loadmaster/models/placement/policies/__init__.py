@@ -2,6 +2,6 @@
 
 ``simulator`` replays the step several times, operator by operator, and loads what is missing on demand; ``device`` is
 the memory and the two directions of the link; ``policy`` is what a policy may decide. ``eviction`` holds LRU and
-Belady, ``correlation`` the prefetcher of [DeepUM23], its ``tables`` beside it. ``outcome`` is what a run comes to; a
+Belady, ``correlation`` the prefetcher of [DeepUM23], with its ``tables``. ``outcome`` is what a run comes to; a
 checked plan gives the same figures, so that all can be drawn together. ``named`` is the list of them.
 """

@@ -3,7 +3,7 @@
 When a kernel starts, the tables learn it: which kernel it followed, and its blocks in order. Then the *chain* is
 extended: the next kernel is looked up by the three before and the current one, its blocks from its start block on,
 until ``kernels`` kernels are predicted, or ``window_bytes`` of what they use is missing. Where another kernel starts
-than was predicted, the chain begins anew at that one (section 4.2).
+than was predicted, the chain begins again at that one (section 4.2).
 
 Two things are not as in the paper. A runtime that sees every operator knows all blocks that it uses, not only those
 that fault: the tables record them all. And since the operators of all layers can have one execution id here (in the
@@ -79,11 +79,11 @@ class Chain:
 
     @property
     def missing(self) -> Iterable[int]:
-        """Those of them that should be brought, soonest first."""
+        """Predicted blocks that should be brought, soonest first."""
         return self._missing
 
     def observe(self, kernel: int, blocks: Sequence[int]) -> None:
-        """A kernel starts, with these blocks."""
+        """Learn a kernel that starts, with its blocks, and extend the chain."""
         link = self._learn(kernel, tuple(blocks))
         if self._chain and self._chain[0].kernel == link.kernel and set(link.blocks) <= set(self._chain[0].blocks):
             self._forget(self._chain.popleft())
@@ -93,22 +93,22 @@ class Chain:
         self._extend()
 
     def interrupt(self) -> None:
-        """What ran since the last kernel was not observed: nothing follows it, and nothing is predicted."""
+        """Drop the chain where what ran since the last kernel was not observed: nothing follows it."""
         self._drop()
         self._current = _Link(_NOBODY, (_NOBODY,) * 3, (), _NOBODY)
 
     def found(self, block: int) -> None:
-        """A block is not missing any more."""
+        """Note that a block is not missing any more."""
         self._missing_bytes -= self._missing.pop(block, 0)
 
     def lost(self, block: int) -> None:
-        """A block may be missing from now on."""
+        """Note that a block may be missing from now on."""
         if block in self._predicted and block not in self._missing and self._is_missing(block):
             self._missing[block] = self._size_bytes(block)
             self._missing_bytes += self._missing[block]
 
     def _learn(self, kernel: int, blocks: tuple[int, ...]) -> _Link:
-        """What has just started, recorded after what ran before it."""
+        """Record what has just started, after what ran before it."""
         past = self._current
         before = (past.before[1], past.before[2], past.kernel)
         if past.kernel != _NOBODY:
@@ -124,7 +124,7 @@ class Chain:
         return _Link(kernel, before, blocks, last)
 
     def _extend(self) -> None:
-        """Chain on from the last kernel that is predicted, or the one that starts."""
+        """Extend the chain from the last kernel that is predicted, or the one that starts."""
         link = self._chain[-1] if self._chain else self._current
         while len(self._chain) < self._kernels:
             if self._window_bytes is not None and self._missing_bytes >= self._window_bytes:

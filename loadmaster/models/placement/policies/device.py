@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 
 class Place(IntEnum):
-    """Where a block is."""
+    """State of a block: on the device, in the tier, or on its way between them."""
 
     AWAY = 0
     COMING = 1
@@ -63,16 +63,16 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """What no block and no operator takes."""
+        """Bytes that no block and no operator takes."""
         return self.budget_bytes - self.used_bytes - self.workspace_bytes
 
     def is_away(self, block: int) -> bool:
-        """Whether what it will be read for is in the tier, or on its way there."""
+        """Return whether what the block will be read for is in the tier, or on its way there."""
         place = self.place[block]
         return block not in self._dead if place is Place.GOING else place is Place.AWAY and self.stored[block]
 
     def note(self, what: What, of: int) -> None:
-        """A line of the log."""
+        """Add a line to the log."""
         self.log.append(Event(self.now_us, what, of))
 
     def await_load(self, block: int) -> None:
@@ -80,20 +80,20 @@ class Device:
         self._waited.append(block)
 
     def make(self, block: int) -> None:
-        """Memory for a block that is written whole."""
+        """Take memory for a block that is written whole."""
         self.used_bytes += self.sizes[block]
         self.place[block] = Place.HERE
         self.note("make", block)
         self.policy.arrived(block)
 
     def written(self, block: int) -> None:
-        """What the tier holds of it is not what is in it any more."""
+        """Mark the tier's copy of a block as out of date: an operator has written the block."""
         self.stored[block] = False
         if self._storing is not None and self._storing[1] == block:
             self._spoilt = True
 
     def keep(self, block: int) -> None:
-        """A victim that is not gone yet is needed: it stays, and its store ends if it has started."""
+        """Keep a victim that is not gone yet, because it is needed; its store ends if it has started."""
         self.place[block] = Place.HERE
         self.going_bytes -= self.sizes[block]
         self._dead.discard(block)
@@ -102,7 +102,7 @@ class Device:
         self.policy.arrived(block)
 
     def evict(self, block: int) -> None:
-        """Its memory is free at once, or when it has been stored."""
+        """Evict a block: its memory is free at once, or when it has been stored."""
         if self.stored[block]:
             self._release(block, "dropped")
         else:
@@ -112,7 +112,7 @@ class Device:
         self.policy.left(block)
 
     def die(self, block: int) -> None:
-        """Nobody reads what is in it, and it is on the device: neither its memory nor its copy is needed."""
+        """Free a block on the device whose contents nobody reads: neither its memory nor its copy is needed."""
         self.stored[block] = False
         if self._storing is not None and self._storing[1] == block:
             # The link still reads it.
@@ -134,12 +134,12 @@ class Device:
 
     @property
     def can_load(self) -> bool:
-        """Whether the link is idle and no operator waits for it."""
+        """True if the link from the tier is idle and no operator waits for it."""
         return self._loading is None and not self._waited
 
     @property
     def can_store(self) -> bool:
-        """Whether the link is idle."""
+        """True if the link to the tier is idle."""
         return self._storing is None and not self._queue
 
     @property
@@ -149,7 +149,7 @@ class Device:
 
     @property
     def awaited_bytes(self) -> int:
-        """What is waited for and has no memory yet."""
+        """Bytes that are waited for and have no memory yet."""
         return sum(self.sizes[block] for block in self._waited)
 
     def load(self, block: int) -> None:
@@ -161,7 +161,7 @@ class Device:
         self.policy.arrived(block)
 
     def next_end_us(self) -> float | None:
-        """When the next copy ends; None where none is under way."""
+        """End of the next copy to end; None where none is under way."""
         ends = [copy[0] for copy in (self._loading, self._storing) if copy is not None]
         return min(ends, default=None)
 

@@ -31,7 +31,7 @@ def run_policy(
     """The step under a policy: one of :data:`POLICIES` as it is by default, or one that was made with other parameters.
 
     Raises:
-        InputError: there is no such policy, or an operator alone needs more than the budget.
+        InputError: no policy has this name, or an operator alone needs more than the budget.
     """
     if isinstance(policy, str):
         if policy not in POLICIES:

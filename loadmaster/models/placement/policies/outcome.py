@@ -1,4 +1,4 @@
-"""What a step comes to under a policy, or under a checked plan: times, waits, bytes each way, bytes on the device."""
+"""Outcome of a step under a policy, or under a checked plan: times, waits, bytes each way, bytes on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LinkCopy:
-    """A block on a link, from the start of the last step on."""
+    """The copy of a block on a link, from the start of the last step on."""
 
     what: Literal["store", "load"]
     block: int
@@ -60,12 +60,12 @@ class PolicyRun:
 
     @property
     def last_us(self) -> float:
-        """The last step."""
+        """Time of the last step."""
         return self.step_us[-1]
 
     @property
     def total_stall_us(self) -> float:
-        """All waits of the last step."""
+        """Sum of all waits of the last step."""
         return float(self.stall_us.sum())
 
 
@@ -127,7 +127,7 @@ def of_log(problem: PlacementProblem, policy: str, log: Log, tier: int = 0) -> P
 
 
 def of_plan(problem: PlacementProblem, moves: Moves, check: Check) -> PolicyRun:
-    """A plan that holds, from what the checker replayed: a step of those that repeat."""
+    """Outcome of a plan that holds, from what the checker replayed: a step of those that repeat."""
     assert check.timeline is not None
     timeline = check.timeline
     copies = []
@@ -152,7 +152,7 @@ def of_plan(problem: PlacementProblem, moves: Moves, check: Check) -> PolicyRun:
 
 
 def _waits(problem: PlacementProblem, starts: FloatArray) -> FloatArray:
-    """How long each operator waits, from when the one before it has ended."""
+    """Time that each operator waits, from when the one before it has ended."""
     times = np.array([operator.time_us for operator in problem.operators])
     ended = np.concatenate([[0.0], (starts + times)[:-1]])
     # Sums of times are rounded.

@@ -1,4 +1,4 @@
-"""What a policy of the simulator may see and decide: which block leaves, and which are brought before they are missed.
+"""Policies of the simulator: what they see and decide, which block leaves, and which come before they are missed.
 
 A policy sees what a runtime sees: operators as they start, blocks as they arrive and leave. It never sees the trace
 ahead of that, unless it says so (Belady does).
@@ -13,10 +13,10 @@ from loadmaster.models.placement.problem import Operator
 
 
 class Memory(Protocol):
-    """What the simulator tells a policy of the device."""
+    """The device as the simulator shows it to a policy."""
 
     def is_away(self, block: int) -> bool:
-        """Whether what it will be read for is in the tier, or on its way there."""
+        """Return whether what the block will be read for is in the tier, or on its way there."""
 
 
 class Policy:
@@ -39,7 +39,7 @@ class Policy:
         self._here[block] = True
 
     def used(self, block: int) -> None:
-        """A block of the operator that runs now."""
+        """Called for each block of the operator that runs now."""
 
     def left(self, block: int) -> None:
         """A block has no memory any more, or none that it will keep."""
@@ -50,7 +50,7 @@ class Policy:
         return next((block for block in self._here if block not in pinned), None)
 
     def early_victim(self, pinned: Collection[int]) -> int | None:
-        """One to evict for what is brought early; None: nothing should leave for that."""
+        """A block to evict for what is brought early; None: nothing should leave for that."""
         return None
 
     def wanted(self) -> Iterable[int]:

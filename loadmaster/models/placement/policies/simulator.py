@@ -5,7 +5,7 @@ are neither there nor on their way are *faults*: they are loaded, after victims 
 writes whole only need memory. While operators run, what the policy wants early is loaded, in memory that is free or
 that the policy gives up early. Bytes on the device, workspace included, never exceed the budget.
 
-In the first step nothing is on the device: what the step reads before it writes it lies in the tier. That is one tier,
+In the first step nothing is on the device: what the step reads before it writes it is in the tier. That is one tier,
 which takes all that leaves.
 
 With ``invalidate``, a block whose contents are dead (:mod:`loadmaster.models.placement.accesses`) leaves at once and
@@ -35,7 +35,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Log:
-    """Everything that happened.
+    """The record of a run: everything that happened.
 
     Attributes:
         steps: of operators, each as many as the problem has.
@@ -133,7 +133,7 @@ class _Run:
             device.die(block)
 
     def _is_ready(self, i: int, own_bytes: int) -> bool:
-        """Whether an operator can start: all that it reads is there, and memory for the rest."""
+        """Return whether an operator can start: all that it reads is there, and memory for the rest."""
         device = self.device
         if device.awaited_bytes or device.free_bytes < own_bytes:
             return False

@@ -13,8 +13,10 @@ History = tuple[int, int, int]
 
 
 def execution_ids(problem: PlacementProblem) -> list[int]:
-    """A number for the kernel of every operator: those that are alike to whoever launches them (name, sizes of what
-    they read and write, time, workspace) are one kernel, as are those in the paper whose name and arguments hash alike.
+    """Number the kernel of every operator.
+
+    Operators that are equal to whoever launches them (name, sizes of what they read and write, time, workspace) are one
+    kernel, as are those in the paper whose name and arguments have one hash.
     """
     sizes = [block.size_bytes for block in problem.blocks]
     numbers: dict[object, int] = {}
@@ -28,12 +30,12 @@ def execution_ids(problem: PlacementProblem) -> list[int]:
 
 @dataclass
 class ExecutionTable:
-    """For each kernel, which ones came next after which three before it, the latest first; any number of records."""
+    """Kernels that came next after a kernel and the three before it, the latest first; any number of records."""
 
     _next: dict[int, dict[History, list[int]]] = field(default_factory=dict)
 
     def record(self, before: History, current: int, following: int) -> None:
-        """``following`` ran after ``current``, which ran after the three ``before`` it."""
+        """Record that ``following`` ran after ``current``, which ran after the three ``before`` it."""
         seen = self._next.setdefault(current, {}).setdefault(before, [])
         if following in seen:
             seen.remove(following)
@@ -46,7 +48,7 @@ class ExecutionTable:
 
 @dataclass
 class BlockTable:
-    """Of one kernel: for each block, those that were used right after it, the latest first.
+    """Blocks of one kernel that were used right after each of its blocks, the latest first.
 
     A block belongs to row ``block % rows``. A row has room for ``associativity`` blocks, each with ``successors``
     successors; the entry that was written longest ago gives way.
@@ -58,7 +60,7 @@ class BlockTable:
     _entries: dict[int, dict[int, list[int]]] = field(default_factory=dict)
 
     def record(self, block: int, following: int) -> None:
-        """``following`` was used right after ``block``."""
+        """Record that ``following`` was used right after ``block``."""
         row = self._entries.setdefault(block % self.rows, {})
         entry = row.pop(block, [])
         if following in entry:
@@ -69,5 +71,5 @@ class BlockTable:
             del row[oldest]
 
     def following(self, block: int) -> list[int]:
-        """What came right after it, the latest first."""
+        """Blocks that came right after a block, the latest first."""
         return self._entries.get(block % self.rows, {}).get(block, [])

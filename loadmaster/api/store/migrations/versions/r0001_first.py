@@ -28,7 +28,7 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    """Create all, or complete what is there."""
+    """Create all tables, or complete those that are there."""
     tables = sa.inspect(op.get_bind())
     if tables.has_table("job"):
         if "lease_beats" not in {column["name"] for column in tables.get_columns("job")}:

@@ -1,4 +1,4 @@
-"""What several writers at a time need, and workers that are counted without a clock.
+"""Indexes for several writers at a time, and workers that are counted without a clock.
 
 The revision takes the place of the version that was kept in a table of its own.
 """
@@ -15,7 +15,7 @@ _WAITS, _RUNS = sa.text("state = 'queued'"), sa.text("state = 'running'")
 
 
 def upgrade() -> None:
-    """Workers that are alive note themselves again within seconds."""
+    """Add the indexes, and create the table of workers again: those alive note themselves in it within seconds."""
     op.create_index("job_that_waits", "job", ["id", "cache_key"], sqlite_where=_WAITS, postgresql_where=_WAITS)
     op.create_index("job_that_runs", "job", ["cache_key"], unique=True, sqlite_where=_RUNS, postgresql_where=_RUNS)
     op.drop_table("worker")

@@ -12,7 +12,7 @@ _WAITS = sa.text("state = 'queued'")
 
 
 def upgrade() -> None:
-    """The queue's question is answered from an index alone: it needs the owners there, too."""
+    """Create keys and owners; the queue's question is answered from an index alone, which needs the owners, too."""
     op.create_table(
         "api_key",
         sa.Column("name", sa.String(64), primary_key=True),

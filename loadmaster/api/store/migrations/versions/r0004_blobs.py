@@ -10,7 +10,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """A table of their own: unlike documents, blobs may go while jobs of theirs are there."""
+    """Create the table of blobs: unlike documents, blobs may go while jobs of theirs are there."""
     op.create_table(
         "blob",
         sa.Column("sha256", sa.String(64), primary_key=True),

@@ -10,5 +10,5 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """As W3C Trace Context writes it."""
+    """Add the trace to jobs, as W3C Trace Context writes it."""
     op.add_column("job", sa.Column("traceparent", sa.String(64)))

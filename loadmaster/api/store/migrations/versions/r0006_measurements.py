@@ -1,4 +1,4 @@
-"""What plans measured when they ran."""
+"""Measurements of plans when they ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """A table of its own: rows of jobs are read often, and this seldom."""
+    """Create a table of its own for measurements: rows of jobs are read often, and these seldom."""
     op.create_table(
         "measurement",
         sa.Column("job_id", sa.String(40), sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),

@@ -10,7 +10,7 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """One a job, in a table of its own: it is replaced many times, and nothing else refers to it."""
+    """Create a table of best plans, one a job: each is replaced many times, and nothing else refers to it."""
     op.create_table(
         "incumbent",
         sa.Column("job_id", sa.String(40), sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),

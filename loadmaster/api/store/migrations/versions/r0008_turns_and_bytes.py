@@ -1,4 +1,4 @@
-"""Whose turn it is in the queue, and how many bytes a key may store."""
+"""Turns of owners in the queue, and the number of bytes that a key may store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Every owner of jobs has a turn; none has been served yet."""
+    """Create a turn for every owner of jobs, none of them served yet, and add the bytes to keys."""
     turn = op.create_table(
         "turn",
         sa.Column("owner", sa.String(64), primary_key=True),

@@ -5,7 +5,7 @@
     accumulators, products                sums in passes over rows, products of tiles
     tables                                what kernels read of one graph
     cache, launching, building            sources on disk, light launches, all of it put together: what is generated
-                                          for one graph serves every other that is cut alike
+                                          for one graph serves every other that is cut in the same way
 
 Triton is imported when the first kernel is built.
 """

@@ -14,7 +14,7 @@ _LOW, _HIGH = 'float("-inf")', 'float("inf")'
 
 
 class Accumulators:
-    """What one pass adds up.
+    """Accumulators of the aggregates of one pass, as text of a kernel.
 
     Args:
         rows: axes of the rows that are added up for.
@@ -36,7 +36,7 @@ class Accumulators:
         return (self.e.joined(self.e.everywhere((heads, size)), size),)
 
     def reduce(self, n: int) -> str:
-        """How an aggregate puts rows together."""
+        """Return the name of an aggregate's reduction, such as ``max`` or ``logsumexp``."""
         return self.e.program.values[n].reduce or "sum"
 
     def parts(self, n: int) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Accumulators:
         return (f"m{n}", f"a{n}") if self.reduce(n) == "logsumexp" else (f"a{n}",)
 
     def begin(self, block: Block) -> None:
-        """Nothing is added yet."""
+        """Write the lines that set all accumulators to their start."""
         for n in self.phase.aggregates:
             shape, real = self.f.shape(self.axes[n]), self.f.real
             reduce = self.reduce(n)
@@ -54,15 +54,15 @@ class Accumulators:
             block.add(f"a{n} = tl.full({shape}, {start}, {real})")
 
     def add(self, block: Block, n: int, x: Register, mask: Register, weight: Register | None = None) -> Register | None:
-        """Adds a tile.
+        """Write the lines that add a tile to an aggregate.
 
         Args:
             mask: which rows there are.
-            weight: of a logsumexp of partial results, the sum that x is the scale of; of a softmax-weighted sum of
+            weight: for a logsumexp of partial results, the sum that x is the scale of; for a softmax-weighted sum of
                 partial results, the factor that brings them to the present scale.
 
         Returns:
-            Of a logsumexp: e to the x, on the scale that holds until the next tile.
+            For a logsumexp: e to the x, on the scale that holds until the next tile.
         """
         reduce, axes, f = self.reduce(n), self.axes[n], self.f
         none = {"max": _LOW, "logsumexp": _LOW, "min": _HIGH}.get(reduce, "0.0")
@@ -84,7 +84,7 @@ class Accumulators:
     def _add_exponential(self, block: Block, n: int, tile: Register, weight: Register | None) -> Register:
         f, axes = self.f, self.axes[n]
         greatest = f.named(block, Register(f"tl.maximum(m{n}, {tile.code})", axes))
-        # Of no row yet, any finite scale gives zeros; minus infinity would give no number.
+        # Before the first row any finite scale gives zeros; minus infinity would give NaN.
         scale = f.named(block, Register(f"tl.where({greatest.code} == {_LOW}, 0.0, {greatest.code})", axes))
         self._scales[n] = f.named(block, Register(f"tl.exp(m{n} - {scale.code})", axes))
         e_to_x = f.named(block, Register(f"tl.exp({tile.code} - {scale.code})", axes))
@@ -94,7 +94,7 @@ class Accumulators:
         return e_to_x
 
     def met(self, block: Block) -> dict[str, Register]:
-        """What the slots hold together, by the names of parts; sums that go with a logsumexp on the scale of its m."""
+        """Reduce over the slots: by name of part; sums that go with a logsumexp are on the scale of its m."""
         found: dict[str, Register] = {}
         brought: dict[int, Register] = {}
         f = self.f

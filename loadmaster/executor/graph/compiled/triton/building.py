@@ -1,4 +1,4 @@
-"""From a kernel of a schedule to what runs it: generated once for all graphs that are cut alike, bound to each of them.
+"""Generated runners of a schedule's kernels: generated once for all graphs cut in the same way, and bound to each.
 
 Mini-batches have a graph for every step, so little is done for each: tables, grids, and which tensor goes where.
 """
@@ -43,7 +43,7 @@ class TritonKernel:
     """
 
     def __init__(self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype) -> None:
-        """Of a schedule.
+        """Prepare a kernel of a schedule.
 
         Args:
             kept: numbers of all values that its kernels store.
@@ -65,7 +65,7 @@ class TritonKernel:
         self._bindings: dict[tuple[Cut | None, bool, frozenset[Space], Precision], Binding | None] = {}
 
     def on(self, indices: Indices) -> KernelRunner | None:
-        """What runs the kernel on one graph.
+        """Return the runner of the kernel on one graph.
 
         Returns:
             None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
@@ -75,7 +75,7 @@ class TritonKernel:
             assert self.kernel.over is not None
             cut = _cut_of(self.kernel, self._widest, indices)
             ordered = groups(indices, self.kernel.over, self.kernel.rows, cut.by_length).order is not None
-        # Spaces of which some value has numbers beyond 32 bits.
+        # Spaces in which the offsets of some value need 64 bits.
         wide = frozenset(s for s, most in self._numbers.items() if indices.rows(s) * most > NARROW_NUMBERS)
         key = cut, ordered, wide, precision(self.dtype)
         if key not in self._bindings:
@@ -87,19 +87,19 @@ class TritonKernel:
         return None if binding is None else TritonRunner(self, indices, binding, cut)
 
     def shape(self, n: int, indices: Indices) -> torch.Size:
-        """Of a held value on a graph."""
+        """Shape of a held value on a graph."""
         typed = self.program.types[n]
         return torch.Size((indices.rows(typed.space), *typed.shape))
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What was generated for a kernel, and what its parameters are bound to.
+    """The launches generated for a kernel, and what their parameters are bound to.
 
     Attributes:
-        functions: of each launch, the kernel of Triton.
-        fixed: of each launch and parameter, what is bound to a graph; None where a tensor of the call goes.
-        places: of each launch, (parameter, tensor of the call).
+        functions: for each launch, the kernel of Triton.
+        fixed: for each launch and parameter, what is bound to a graph; None where a tensor of the call goes.
+        places: for each launch, (parameter, tensor of the call).
         compiled: on each device, what Triton made of each launch for all graphs; is added to.
     """
 
@@ -164,10 +164,10 @@ class TritonRunner:
             self._launches.append(BoundLaunch(*bound))
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
-        """What the kernel stores, in order.
+        """Run the kernel; return what it stores, in order.
 
         Raises:
-            InputError: a value is of another type or shape than the kernel was generated for, or lies apart in memory.
+            InputError: a value is of another type or shape than the kernel was generated for, or is not contiguous.
         """
         tensors = [held[n] for n in self._reads]
         for at, (tensor, dtype, shape) in enumerate(zip(tensors, self._dtypes, self._shapes, strict=True)):
@@ -207,7 +207,7 @@ def _generated(
 
 
 def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:
-    """How a traversal is cut on a graph."""
+    """Choose how a traversal is cut on a graph."""
     over, to = kernel.over, kernel.rows
     assert over is not None
     longest = 0 if to in WEIGHT_SPACES else indices.longest(over, to)
@@ -217,7 +217,7 @@ def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:
 def _tables(
     program: Program, kernel: Kernel, indices: Indices, generated: Generated, cut: Cut | None
 ) -> tuple[Table, dict[str, int]]:
-    """What the launches read of the graph beside its maps, and the counts that grids are made of."""
+    """The tables of a graph that the launches read, in addition to its maps, and the counts that grids are made of."""
     rows = indices.rows(kernel.rows)
     if kernel.template == "gemm":
         (n,) = (n for n in kernel.stores if program.values[n].op == "linear")
@@ -241,7 +241,7 @@ def _grid(launch: Launch, counts: Mapping[str, int]) -> tuple[int, int, int]:
 
 
 def _fixed(argument: Argument, indices: Indices, tables: Table, counts: Mapping[str, int]) -> Tensor | int:
-    """What a parameter is bound to that is the same in every call."""
+    """Return the tensor or number of a graph that a parameter is bound to in every call."""
     found: Tensor | int | None
     match argument:
         case ("map", fine, coarse):

@@ -26,9 +26,7 @@ def _of_this_process() -> tempfile.TemporaryDirectory[str]:
 
 
 def folder() -> Path:
-    """Where sources are kept: in the user's cache, or where the environment says; in a folder of this process where
-    that cannot be written.
-    """
+    """Folder of the sources: in the user's cache, or where the environment says; temporary if that is not writable."""
     said = os.environ.get(FOLDER)
     found = Path(said) if said else user_folder("graph_kernels")
     try:

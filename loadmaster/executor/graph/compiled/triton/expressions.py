@@ -33,7 +33,7 @@ class Coordinate:
     Attributes:
         at: which.
         mask: which of them there are; None: all.
-        parts: where these are (head, number in the head) of vectors joined: both, and the numbers of a head.
+        parts: in vectors of joined heads: the head, the number in the head, and how many numbers a head has.
     """
 
     at: Register
@@ -48,7 +48,7 @@ class Expressions:
     """Writes values of one program into one kernel.
 
     Args:
-        held: numbers of values that lie in memory, with what the parameters are bound to that point to them.
+        held: numbers of values that are in memory, with what the parameters are bound to that point to them.
 
     Attributes:
         results: values that the kernel has computed so far, at its own rows: (these, coordinates, register) by number.
@@ -61,7 +61,7 @@ class Expressions:
         self.wholes: dict[int, Coordinate] = {}
 
     def whole(self, extent: int, beside: Sequence[Coordinate] = ()) -> Coordinate:
-        """All of a dimension, along an axis that none of these has."""
+        """The coordinate of a whole dimension, along an axis that none of the others has."""
         taken = self.function.union(c.at for c in beside)
         if extent in self.wholes and not set(self.wholes[extent].at.axes) & set(taken):
             return self.wholes[extent]
@@ -81,7 +81,7 @@ class Expressions:
         return tuple(found)
 
     def at(self, n: int, coordinates: Coordinates, rows: Rows, seen: Seen) -> Register:
-        """A value."""
+        """The expression of a value at coordinates of these rows; written once for each."""
         typed = self.program.types[n]
         rows = rows.where(typed.space, seen)
         if n in self.results:
@@ -95,7 +95,7 @@ class Expressions:
         return rows.memo[key]
 
     def root(self, n: int, rows: Rows) -> Seen:
-        """How a kernel on these rows sees a value that it stores."""
+        """Return how a kernel on these rows sees a value that it stores."""
         of_nodes = self.program.types[n].space in ("node", "node_type")
         return "node" if of_nodes and rows.space in OF_NODES else "edge"
 
@@ -123,7 +123,7 @@ class Expressions:
         return Register(f"{loaded.code}.to({function.real})", loaded.axes)
 
     def place(self, shape: Sequence[int], coordinates: Coordinates) -> Register:
-        """Where the number at these coordinates lies in a row."""
+        """The offset within a row of the number at these coordinates."""
         found: Register | None = None
         step = 1
         for extent, coordinate in zip(reversed(shape), reversed(coordinates), strict=True):
@@ -134,17 +134,17 @@ class Expressions:
         return found or Register("0")
 
     def joined(self, by_head: Coordinates, size: int) -> Coordinate:
-        """Where the numbers of heads, of so many each, lie in vectors of all heads."""
+        """The coordinate in vectors of all heads for (head, number in the head); ``size``: numbers of a head."""
         head, number = by_head
         at = self.function.combined(f"({{0}} * {size} + {{1}})", head.at, number.at)
         return Coordinate(at, self.mask(by_head), (head, number, size))
 
     def mask(self, coordinates: Coordinates) -> Register | None:
-        """Which of these coordinates there are."""
+        """The mask of these coordinates together; None: all of them exist."""
         return self.function.both(*(c.mask for c in coordinates))
 
     def is_held(self, n: int) -> bool:
-        """Whether a value is read from memory, or a view of what is."""
+        """Return whether a value is read from memory, or is a view of one that is."""
         return base(self.program, n) in self.held
 
     def summed(self, made: Register, over: Coordinate) -> Register:
@@ -159,7 +159,7 @@ class Expressions:
 
 
 def _is_own(rows: Rows, seen: Seen) -> bool:
-    """Whether the row of a value that is seen is the row itself."""
+    """Return whether a value is seen at the rows themselves, not at an end of them."""
     return seen in ("edge", "node") or seen == rows.space
 
 
@@ -227,7 +227,7 @@ def _merge_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen:
 
 
 def _moved(e: Expressions, coordinate: Coordinate, by: int, low: int, high: int) -> Coordinate:
-    """The same numbers, ``by`` further on; of those from low to high after that."""
+    """Move a coordinate by ``by``; its mask keeps what then is at least low and below high."""
     at = Register(f"({_atom(coordinate.at.code)} + {by})" if by else coordinate.at.code, coordinate.at.axes)
     bounds = Register(f"({_atom(at.code)} >= {low}) & ({_atom(at.code)} < {high})", at.axes)
     return Coordinate(at, e.function.both(coordinate.mask, bounds))
@@ -277,7 +277,7 @@ def _equal(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen)
     a, b = (e.at(i, c[: len(e.program.types[i].shape)], rows, seen) for i in value.inputs)
     if all(e.is_held(i) for i in value.inputs):
         return e.function.combined(f"tl.where({{0}} == {{1}}, 1.0, 0.0).to({e.function.real})", a, b)
-    # The greatest was found in another kernel, which may have rounded what is made anew here in another order.
+    # The greatest was found in another kernel, which may have rounded what is made again here in another order.
     rounding = 2.0**-48 if e.function.real == "tl.float64" else 2.0**-20
     near = f"tl.abs({{0}} - {{1}}) <= {rounding!r} * tl.abs({{1}})"
     return e.function.combined(f"tl.where({near}, 1.0, 0.0).to({e.function.real})", a, b)

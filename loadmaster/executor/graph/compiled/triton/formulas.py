@@ -34,5 +34,5 @@ _FORMULAS: dict[str, str] = {
 
 
 def formula(value: Value, real: str) -> str:
-    """Of ``{0}`` and, for operators of two values, ``{1}``; in numbers of this type."""
+    """Return an operator as a formula of ``{0}`` and, if it has two inputs, ``{1}``, in numbers of type ``real``."""
     return _FORMULAS[value.op].replace("{number}", repr(float(value.number or 0.0))).replace("{real}", real)

@@ -107,7 +107,7 @@ def typed_product(
 
 
 def is_plain(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int) -> bool:
-    """Whether a kernel is one product of given or kept rows with one weight and no more.
+    """Return whether a kernel is one product of given or kept rows with one weight and no more.
 
     cuBLAS does it as fast as memory allows; rows that are gathered or made first would be written and read for it.
     """
@@ -118,7 +118,7 @@ def is_plain(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: 
 
 @dataclass(frozen=True)
 class _Tile:
-    """Of one program: rows, columns, numbers of a row read at once, warps, loads ahead."""
+    """Tile of one program: rows, columns, numbers of a row read at once, warps, loads ahead."""
 
     rows: int
     columns: int
@@ -154,7 +154,7 @@ def _tile(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int
 
 
 def _is_by_numbers(program: Program, stored: int, n: int, held: Mapping[int, Argument]) -> bool:
-    """Whether each number of a stored value is made from the number of the product at its own place, if from any."""
+    """Return whether each number of a stored value is made from the product's number at its own place, if from any."""
     if stored == n or stored in held:
         return True
     value = program.values[stored]
@@ -220,7 +220,7 @@ def _places(
 
 
 def _by_heads(e: Expressions, n: int, at: Rows, rows: int, width: int) -> None:
-    """The product's columns as heads, where the kernel goes on with them so."""
+    """Write the product's columns as heads, where the kernel goes on with them so."""
     for reader in e.program.readers[n]:
         if e.program.values[reader].op != "split_heads":
             continue

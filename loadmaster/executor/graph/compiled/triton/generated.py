@@ -1,4 +1,4 @@
-"""What is generated for one kernel of a schedule: kernels of the GPU, and how each is launched."""
+"""Generated code for one kernel of a schedule: kernels of the GPU, and how each is launched."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch.
+    """Launch of one generated kernel.
 
     Attributes:
         grid: programs in each dimension: a number, or (count, rows of each program).
         warps: of each program.
         stages: of loads ahead of products.
         fuses: whether products and sums may be rounded once; where values are compared with values that another
-            kernel computes anew, they may not.
+            kernel computes again, they may not.
     """
 
     function: Function
@@ -69,7 +69,7 @@ class Generated:
 
 
 def held_by(program: Program, kernel: Kernel, kept: Iterable[int]) -> dict[int, Argument]:
-    """What a kernel reads from memory, with what parameters for it are bound to."""
+    """Values that a kernel reads from memory, with what the parameters for them are bound to."""
     given = (n for n, value in enumerate(program.values) if value.op in GIVEN)
     found: dict[int, Argument] = {n: ("value", n) for n in (*given, *kept)}
     for n in kernel.stores:
@@ -94,7 +94,7 @@ def widest_row(program: Program, kernel: Kernel, held: Container[int]) -> int:
 
 
 def compares(program: Program, kernel: Kernel) -> bool:
-    """Whether a kernel makes what others compare with, or compares."""
+    """Return whether a kernel compares values for equality, or makes values that others compare with."""
     return any(value.op == "equal" for value in program.values) and any(
         program.values[n].reduce in ("max", "min") or _reads_equal(program, n) for n in kernel.stores
     )

@@ -2,7 +2,7 @@
 
 The first launch goes through Triton, which compiles. Those after it, on any graph with arguments of the same types,
 call the compiled kernel's own launcher with addresses: nothing else about the arguments can change, and all tensors of
-calls lie on multiples of 16 bytes.
+calls are aligned to 16 bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BoundLaunch:
         self._compiled: Any = None
 
     def first(self, tensors: Sequence[Tensor]) -> None:
-        """Launches through Triton."""
+        """Launch through Triton, which compiles the kernel if it must."""
         arguments = self._arguments.copy()
         for at, which in self._places:
             arguments[at] = tensors[which]
@@ -57,7 +57,7 @@ class BoundLaunch:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether :meth:`again` can be called. Triton's interpreter compiles nothing."""
+        """True if :meth:`again` can be called. Triton's interpreter compiles nothing."""
         if self._compiled is None:
             self._compiled = self._known.get(self._key)
         return self._compiled is not None
@@ -94,7 +94,7 @@ def launch_all(launches: Sequence[BoundLaunch], tensors: Sequence[Tensor], devic
 
 
 def _kind(argument: Tensor | int | None) -> Hashable:
-    """What Triton compiles anew for: the type of an argument, and whether it lies on a multiple of 16 bytes."""
+    """Key of an argument, for each of which Triton compiles: its type, and whether it is aligned to 16 bytes."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     return argument is None or argument < _NARROW

@@ -100,12 +100,12 @@ def _side(f: Function, name: str, extent: int, size: int, which: str) -> Coordin
 
 
 def _kept(f: Function, made: Register, mask: Register, axes: tuple[str, ...]) -> Register:
-    """Zeros for rows past the last: what is made of zeros need not be zero."""
+    """Set rows past the last to zero: what is made of zeros need not be zero."""
     return Register(f.full(f.combined("tl.where({0}, {1}, 0.0)", mask, made), axes), axes)
 
 
 def _summed(n: int, numbers: int, types: Space, wide: frozenset[Space], real: str) -> Launch:
-    """Adds the chunks of each type."""
+    """The launch that adds the chunks of each type."""
     f = Function("summed", real)
     block = min(SUMMED_NUMBERS, ceil_power(numbers))
     for name, size in (("r", SUMMED_CHUNKS), ("n", block)):

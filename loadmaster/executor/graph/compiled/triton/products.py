@@ -14,8 +14,10 @@ Precision = Literal["bfloat16", "float16", "tf32", "tf32x3", "sums"]
 
 
 def precision(dtype: torch.dtype) -> Precision:
-    """What products of a layer of this dtype take; float32 as ``torch.set_float32_matmul_precision`` says when
-    a kernel is built."""
+    """The precision of products in a layer of this dtype.
+
+    That of float32 follows ``torch.set_float32_matmul_precision`` when a kernel is built.
+    """
     if dtype == torch.bfloat16:
         return "bfloat16"
     if dtype == torch.float16:

@@ -52,7 +52,7 @@ class Rows:
         return is_coarser(of, rows.space)
 
     def index(self, of: Space, seen: Seen) -> Register | None:
-        """Of each row, the row of a space that it belongs to; None: the only one."""
+        """The row of a space that each row belongs to; None: the only one."""
         if of == "one":
             return None
         if of == self.space and seen in ("edge", "node"):
@@ -84,7 +84,7 @@ class Rows:
         return self.mask if self.mask is not None and set(self.mask.axes) <= set(number.axes) else None
 
     def offset(self, of: Space, seen: Seen, numbers: int) -> Register | None:
-        """Where the numbers of the row begin in a tensor of that many for each row; None: at 0."""
+        """The offset of the row in a tensor with so many numbers for each row; None: 0."""
         row = self.index(of, seen)
         if row is None:
             return None

@@ -15,7 +15,7 @@ Argument = tuple[str | int, ...]
 
 
 class Register(NamedTuple):
-    """What a name or expression holds: a tile with these axes; a scalar without any."""
+    """Name or expression of a tile with these axes, or of a scalar without any."""
 
     code: str
     axes: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Block:
     lines: list[str | Block] = field(default_factory=list)
 
     def add(self, line: str) -> None:
-        """One more line."""
+        """Append a line at this block's indentation."""
         self.lines.append(line)
 
     def inside(self, head: str) -> Block:
@@ -45,7 +45,7 @@ class Block:
         return found
 
     def rendered(self, depth: int) -> list[str]:
-        """Lines with their indentation."""
+        """Lines of the block and those inside, indented from ``depth`` on."""
         found: list[str] = []
         for line in self.lines:
             if isinstance(line, Block):
@@ -61,7 +61,7 @@ class _Beside(Block):
 
 @dataclass
 class Function:
-    """One kernel.
+    """Source of one Triton kernel.
 
     Attributes:
         real: the type of its arithmetic, ``tl.float32`` or ``tl.float64``.
@@ -78,12 +78,12 @@ class Function:
     _names: int = 0
 
     def parameter(self, name: str, *bound: str | int) -> str:
-        """The name of a parameter that is bound to this."""
+        """Add a parameter that is bound to this; return its name."""
         self.arguments[name] = bound
         return name
 
     def axis(self, name: str, size: int) -> str:
-        """An axis of tiles; tiles have their axes in the order in which they are first named here."""
+        """Declare an axis of tiles; tiles have their axes in the order in which they are first named here."""
         assert self.sizes.setdefault(name, size) == size, name
         return name
 
@@ -100,11 +100,11 @@ class Function:
         return f"{_bracketed(register.code)}[{places}]"
 
     def shape(self, axes: Sequence[str]) -> str:
-        """Of a tile with these axes."""
+        """Shape of a tile with these axes, as text."""
         return "[" + ", ".join(str(self.sizes[axis]) for axis in axes) + "]"
 
     def named(self, block: Block, register: Register) -> Register:
-        """The same, under a name of its own."""
+        """Assign an expression to a name of its own."""
         self._names += 1
         name = f"t{self._names}"
         block.add(f"{name} = {register.code}")
@@ -116,14 +116,14 @@ class Function:
         return Register(formula.format(*(self.aligned(r, axes) for r in registers)), axes)
 
     def both(self, *masks: Register | None) -> Register | None:
-        """Where all masks hold; None: everywhere."""
+        """The mask of where all masks hold; None: everywhere."""
         given = [mask for mask in masks if mask is not None]
         if not given:
             return None
         return self.combined(" & ".join(f"({{{i}}})" for i in range(len(given))), *given)
 
     def load(self, name: str, offset: Register, mask: Register | None, other: str = "0") -> Register:
-        """What lies at offsets from the parameter of this name; ``other`` where the mask does not hold.
+        """Load from offsets to the parameter of this name; ``other`` where the mask does not hold.
 
         The offset has every axis of the mask.
         """
@@ -158,7 +158,7 @@ class Function:
         )
 
     def text(self) -> str:
-        """The definition."""
+        """The kernel's definition in Triton."""
         names = ", ".join(self.arguments)
         counts = [name for name, bound in self.arguments.items() if bound[0] == "count"]
         lines = [f"@triton.jit(do_not_specialize={counts!r})", f"def {self.name}({names}):"]

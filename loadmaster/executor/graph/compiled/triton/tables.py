@@ -38,7 +38,7 @@ def groups(indices: Indices, over: Space, to: Space, by_length: bool) -> Groups:
     """The rows of ``over`` that belong to each row of ``to``.
 
     Args:
-        by_length: whether rows with many come first, so that those that a program takes together are alike.
+        by_length: whether rows with many come first, so that those that a program takes together are of like length.
     """
 
     def sorted_groups() -> Groups:
@@ -72,7 +72,7 @@ def grouped_map(indices: Indices, over: Space, to: Space, of: Space, by_length: 
 
 
 def tiles(indices: Indices, space: Space, types: Space, rows: int) -> tuple[Table, int]:
-    """Rows of one type, so many at a time: ``tile_first``, ``tile_last``, ``tile_type``; and how many tiles."""
+    """Tiles of so many rows of one type: ``tile_first``, ``tile_last``, ``tile_type``; and how many tiles."""
 
     def made() -> tuple[Table, int]:
         ptr = np.array(indices.segments(space, types))

@@ -38,7 +38,7 @@ def traversal(
     """The launches of a traversal.
 
     Args:
-        ordered: whether the rows that belong to one row lie apart.
+        ordered: whether the rows that belong to one row are not contiguous.
 
     Raises:
         Unsupported: something in it has no expression.
@@ -164,7 +164,7 @@ class _Traversal:
             store_row(e, n, sums.where[n], found[n], to, to.block, mask)
 
     def _post(self, e: Expressions, to: Rows, mask: Register | None) -> None:
-        """Values of the rows themselves, from the aggregates."""
+        """Store values of the rows themselves, made from the aggregates."""
         for n in self.kernel.stores:
             if n not in self.aggregates:
                 where = e.everywhere(self.program.types[n].shape)

@@ -1,1 +1,1 @@
-"""What a fit has compiled in processes of their own."""
+"""Compiling ahead: work that a fit gives to processes of their own."""

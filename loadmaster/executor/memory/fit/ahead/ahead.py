@@ -50,7 +50,7 @@ _LOOK_EVERY_S = 0.05  # Ctrl-C is answered between two looks
 
 
 class _Wanted:
-    """A job, and the helper that is at it or was."""
+    """A job that is to be compiled, and the helper that has it, if one does."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -60,7 +60,7 @@ class _Wanted:
 class Ahead:
     """The helpers of a fit, and what they are to compile.
 
-    Whatever fails of it is said in the log, and nothing is compiled ahead from then on.
+    A failure is logged, and nothing is compiled ahead from then on.
 
     Args:
         wanted: whether there may be any.
@@ -83,7 +83,7 @@ class Ahead:
 
     @contextlib.contextmanager
     def during_fit(self) -> Iterator[None]:
-        """Helpers may run inside, where there are cores to spare and a cache to fill."""
+        """Let helpers run inside the context, where there are cores to spare and a cache to fill."""
         self._most = self._allowed()
         try:
             yield
@@ -94,7 +94,7 @@ class Ahead:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a step is known, and helpers may run."""
+        """True if a step is known and helpers may run."""
         return self._graph is not None and self._most > 0
 
     def get_ready(self) -> None:
@@ -104,7 +104,7 @@ class Ahead:
                 self._spare.append(self._new())
 
     def take(self, module: fx.GraphModule) -> None:
-        """Dynamo's graph of the step, which jobs begin with."""
+        """Take Dynamo's graph of the step, which jobs begin with."""
         if self._allowed():
             with self._or_nothing():
                 self._graph, self._settings = sent(module), TorchSettings.here()
@@ -112,7 +112,7 @@ class Ahead:
                 self._pads = any(is_padded(t) for n in module.graph.nodes for t in tensors(n.meta.get("example_value")))
 
     def leave_room(self, device: torch.device, budget_bytes: int) -> None:
-        """Let no more helpers run than have room on the device beside a step within the budget."""
+        """Let no more helpers run than have room on the device next to a step within the budget."""
         if device.type == "cuda" and self._most:
             present_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
             self._most = max(0, min(self._most, (present_bytes - budget_bytes) // ROOM_BYTES))
@@ -127,7 +127,7 @@ class Ahead:
         self._end_spare()
 
     def knob(self, value: float) -> None:
-        """Have the step compiled under torch.compile's knob."""
+        """Have the step compiled under torch.compile's knob, ``activation_memory_budget``."""
         self._compile(value, EVERYTHING)
 
     def plan(self, plan: MemoryPlan, implementations: ImplementationFilter = EVERYTHING) -> None:
@@ -135,13 +135,13 @@ class Ahead:
         self._compile(plan, implementations)
 
     def is_at(self, how: float | MemoryPlan) -> bool:
-        """Whether a helper is compiling it now."""
+        """Return whether a helper is compiling this step now."""
         with self._lock:
             ours = self._helpers(how)
         return any(helper is not None and not helper.has_ended() for helper in ours)
 
     def is_pending(self, how: float | MemoryPlan) -> bool:
-        """Whether a helper is compiling it, or will."""
+        """Return whether a helper is compiling this step, or will."""
         pending = False
         with self._or_nothing(), self._lock:
             self._go_on()
@@ -149,9 +149,9 @@ class Ahead:
         return pending
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
-        """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now.
+        """Wait for the helper that compiles this half of a step, before it is compiled here; none may begin it now.
 
-        One that is at a plan's backward graph goes on until this process has compiled it.
+        A helper that is at a plan's backward graph goes on until this process has compiled it.
         """
         helper = None
         with self._or_nothing(), self._lock:
@@ -178,7 +178,7 @@ class Ahead:
 
     @contextlib.contextmanager
     def compiling_here(self) -> Iterator[None]:
-        """Inside, this process compiles: plans that are made meanwhile wait for it."""
+        """Context in which this process compiles: plans that are made meanwhile wait for it."""
         self._is_compiling = True
         try:
             yield
@@ -192,7 +192,7 @@ class Ahead:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Nothing is compiled ahead inside."""
+        """Stop all helpers while the context lasts."""
         with self._lock:
             helpers = [*self._spare, *(w.helper for w in self._wanted if w.helper is not None)]
         try:
@@ -204,7 +204,7 @@ class Ahead:
                 helper.send(signal.SIGCONT)
 
     def end(self) -> None:
-        """Nothing more is wanted."""
+        """End all helpers, and drop what they were to compile."""
         with self._lock:
             for wanted in [*self._wanted]:
                 self._drop(wanted)
@@ -221,7 +221,7 @@ class Ahead:
 
     def _compile(self, how: float | MemoryPlan, implementations: ImplementationFilter) -> None:
         # torch.compile's own backward graph depends on how the forward graph was compiled where there are convolutions
-        # or results with padded rows. A plan says how images lie, and keeps no such rows: its loss is in chunks.
+        # or results with padded rows. A plan fixes the layout of images, and keeps no such rows: its loss is in chunks.
         parts: tuple[Part, ...] = ("backward", "forward")
         if not isinstance(how, MemoryPlan):
             parts = ("whole",) if self._convolves or self._pads else parts
@@ -237,7 +237,7 @@ class Ahead:
 
     @contextlib.contextmanager
     def _or_nothing(self) -> Iterator[None]:
-        """What goes wrong inside ends all helpers, and nothing else."""
+        """End all helpers, and nothing else, where something goes wrong inside the context."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - of the system, or of what cannot be sent
@@ -249,14 +249,14 @@ class Ahead:
         return _most() if self._is_wanted else 0
 
     def _helpers(self, how: float | MemoryPlan) -> list[Helper | None]:
-        """Of each of its jobs; None: it waits."""
+        """Helper of each of the step's jobs; None for a job that waits."""
         return [w.helper for w in self._wanted if _is_same(w.job.how, how)]
 
     def _find(self, how: float | MemoryPlan, part: Part) -> _Wanted | None:
         return next((w for w in self._wanted if w.job.part in (part, "whole") and _is_same(w.job.how, how)), None)
 
     def _go_on(self) -> None:
-        """Begin what waits, as far as there may be more helpers."""
+        """Begin the jobs that wait, as far as more helpers may run."""
         for wanted in self._wanted:
             at_work = sum(w.helper is not None and not w.helper.has_ended() for w in self._wanted)
             if wanted.helper is None and at_work < self._most:
@@ -281,7 +281,7 @@ class Ahead:
 
 
 def is_padded(tensor: torch.Tensor) -> bool:
-    """Whether Inductor gives a result of this shape longer rows: on a GPU, long ones that begin at odd addresses."""
+    """Return whether Inductor pads the rows of such a result: on a GPU, long ones that begin at odd addresses."""
     if tensor.device.type != "cuda" or not config.comprehensive_padding:
         return False
     return any(
@@ -301,7 +301,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _most() -> int:
-    """How many helpers may run; 0: what they compile would not be found, or takes the cores of who waits for it."""
+    """Most helpers that may run; 0: what they compile is not found, or they take cores from the process that waits."""
     has_cache = config.fx_graph_cache and not config.force_disable_caches
     most = min(MOST, cores() // CORES_EACH) if has_cache and hasattr(os, "killpg") else 0
     return most if most >= LEAST else 0

@@ -1,7 +1,7 @@
 """A process that compiles one job: ``python -m loadmaster.executor.memory.fit.ahead.compile_one``.
 
 It gets ready, reads the job's path as a line from its standard input, compiles it and ends. It ends at once where its
-input does: who started it is gone.
+input does: its parent process is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loadmaster.executor.memory.fit.ahead.job import Job
 
-NICE = 10  # who started it comes first
+NICE = 10  # its parent process comes first
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A helper process, as who starts it has it."""
+"""A helper process that compiles one job, seen from the process that starts it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Helper:
             process_group=0,
         )
         self.began: float | None = None
-        """When it got its job."""
+        """Time at which it got its job, by ``time.perf_counter``; None before."""
 
     def begin(self, path: Path) -> None:
-        """Let it compile the job."""
+        """Hand over the path of the job, which the process then compiles."""
         self.began = time.perf_counter()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -51,18 +51,18 @@ class Helper:
             self._process.stdin.flush()
 
     def has_ended(self) -> bool:
-        """Whether it is gone."""
+        """Return whether the process has ended."""
         if self._process.returncode is None and self._process.poll() is not None:
             self._signal(signal.SIGTERM)  # what it has left; from now on the number may become another process's
         return self._process.returncode is not None
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, to it and to what it has started."""
+        """Send a signal to the process and to what it has started."""
         if not self.has_ended():
             self._signal(number)
 
     def end(self) -> str | None:
-        """End it; returns why it compiled nothing, where it ended by itself and that is so.
+        """End the process; returns why it compiled nothing, if it ended by itself without success.
 
         Compilers are asked to end: killed, they would leave in the cache what they have half written.
         """
@@ -86,7 +86,7 @@ class Helper:
         return (lines or ["it said nothing"])[-1] if failed else None
 
     def _is_there(self) -> bool:
-        """Whether anything of its group is."""
+        """Return whether any process of its group is left."""
         self._process.poll()
         return self._signal(0)
 

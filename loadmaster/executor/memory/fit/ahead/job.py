@@ -1,9 +1,9 @@
 """Half of a step's compilation or all of it, for the sake of what it leaves in Inductor's cache on disk.
 
 A step is compiled from Dynamo's graph by the very functions that compile it where it is run, so that these find there
-what they ask for. Of a half, only the forward or the backward graph is compiled; the other one is made, and left. What
-the forward graph's results are laid out like is guessed where it is not compiled: like those of the traced graph, or
-as a planned step's convolutions have it. For torch.compile's own that is wrong where it lays out convolutions anew.
+what they ask for. Of a half, only the forward or the backward graph is compiled; the other one is made, and left. The
+layout of the forward graph's results is guessed where it is not compiled: that of the traced graph, or the one that a
+planned step's convolutions have. For torch.compile's own that is wrong where it changes the layout of convolutions.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class Job:
     implementations: ImplementationFilter = EVERYTHING
 
     def save(self, path: Path) -> None:
-        """Write it down."""
+        """Write the job to a file, as a pickle."""
         path.write_bytes(pickle.dumps(self))
 
     @staticmethod
     def load(path: Path) -> Job:
-        """Read what :meth:`save` wrote."""
+        """Read a job that :meth:`save` wrote."""
         job = pickle.loads(path.read_bytes())
         assert isinstance(job, Job)
         return job
 
     def run(self) -> None:
-        """Compile it. PyTorch's settings become those of the job, for good."""
+        """Compile the job. PyTorch's settings become those of the job, for good."""
         self.settings.take()
         mode = FakeTensorMode(shape_env=ShapeEnv())
         module, inputs = received(self.graph, mode)

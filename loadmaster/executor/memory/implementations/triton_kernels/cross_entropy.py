@@ -156,7 +156,7 @@ def cross_entropy_rows(
     cap: float,
     gradients: bool,
 ) -> None:
-    """See :func:`loadmaster.executor.memory.implementations.cross_entropy_rows.cross_entropy_rows`."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.cross_entropy_rows.cross_entropy_rows`."""
     rows, count = logits.shape
     if rows:
         _cross_entropy_rows[(rows,)](
@@ -190,7 +190,7 @@ def _scaled(x, scale, result, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def scaled(x: Tensor, scale: Tensor, result: Tensor) -> None:
-    """Writes ``x * scale`` to ``result``: same shape, both contiguous, any two dtypes."""
+    """Write ``x * scale`` to ``result``: same shape, both contiguous, any two dtypes."""
     count = x.numel()
     if count:
         _scaled[grid(count)](x, scale, result, count, WIDE=is_wide(count), BLOCK=BLOCK)

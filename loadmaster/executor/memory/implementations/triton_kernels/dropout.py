@@ -14,7 +14,7 @@ from loadmaster.executor.steps.layouts import dense, row_major_steps
 SPLITMIX_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 SPLITMIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 SPLITMIX_2 = tl.constexpr(0x94D049BB133111EB)
-DIGITS = 4  # dimensions that the kernel tells apart: those that lie in memory in another order than row-major
+DIGITS = 4  # dimensions that the kernel tells apart: those that are in memory in another order than row-major
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _seeded_dropout(
 
 
 def seeded_dropout(x: Tensor, seed: Tensor, scale: float, threshold: int) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.dropout.seeded_dropout`."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.dropout.seeded_dropout`."""
     x = dense(x)
     steps = row_major_steps(x)
     if len(steps) > DIGITS:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-"""How elementwise kernels are launched, and which elements a program works on."""
+"""Launch grid of elementwise kernels, and the elements that a program works on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ NARROW_LIMIT = 2**31 - 2**16  # positions beyond need 64 bits; the rest is what 
 
 
 def grid(count: int, block: int = BLOCK) -> tuple[int]:
-    """One program for every block of this many elements."""
+    """Launch grid with one program for every block of this many elements."""
     return (triton.cdiv(count, block),)
 
 
 def is_wide(count: int) -> bool:
-    """Whether positions need 64 bits: dividing 32-bit ones is several times faster."""
+    """Return whether positions need 64 bits: dividing 32-bit ones is several times faster."""
     return count > NARROW_LIMIT
 
 
 @triton.jit
 def positions(WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The elements of this program, [BLOCK]."""
+    """Positions of the elements of this program, [BLOCK]."""
     start = tl.program_id(0)
     if WIDE:
         start = start.to(tl.int64)

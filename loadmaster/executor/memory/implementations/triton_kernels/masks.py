@@ -47,7 +47,7 @@ def _pack_inside(
 
 
 def pack_inside(x: Tensor, packed: Tensor, dim: int, low: float, high: float | None) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.masks.pack_inside`.
+    """Triton form of :func:`loadmaster.executor.memory.implementations.masks.pack_inside`.
 
     Args:
         x: dense.
@@ -83,7 +83,8 @@ def _masked_gradient(
 
 
 def masked_gradient(gradient: Tensor, mask: Tensor, dim: int) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.masks.masked_gradient`; ``dim`` is the packed dimension."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.masks.masked_gradient`; ``dim`` is the packed
+    dimension."""
     gradient = dense(gradient)
     result = torch.empty_like(gradient)
     strides = ordered_strides(mask.shape, gradient if gradient.dim() else mask)
@@ -98,7 +99,7 @@ def masked_gradient(gradient: Tensor, mask: Tensor, dim: int) -> Tensor:
 def _slab(x: Tensor, mask: Tensor, dim: int) -> dict[str, int]:
     if x.dim() == 0:
         return {"ELEMENTS": 1, "BYTES": 1, "WIDE": False}
-    # A dimension of one element lies nowhere in particular: put it outermost.
+    # A dimension of one element has no particular place: put it outermost.
     inner = x.stride(dim) if x.shape[dim] != 1 else x.numel()
     size = x.shape[dim]
     return {"ELEMENTS": size * inner, "BYTES": mask.shape[dim] * inner, "WIDE": is_wide(x.numel())}

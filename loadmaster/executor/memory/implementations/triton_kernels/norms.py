@@ -42,7 +42,7 @@ def _batch_norm_apply(
 
 
 def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.batch_norm.batch_norm_apply`."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.batch_norm.batch_norm_apply`."""
     x = dense(x)
     result = torch.empty_like(x)
     count = x.numel()
@@ -97,7 +97,7 @@ def _layer_norm_apply(
 def layer_norm_apply(
     x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, result: Tensor
 ) -> None:
-    """Fills ``result``; all are contiguous.
+    """Write the normalized rows to ``result``; all tensors are contiguous.
 
     See :func:`loadmaster.executor.memory.implementations.layer_norm.layer_norm_apply`.
     """
@@ -143,7 +143,7 @@ def _norm_input(
 
 
 def norm_input(output: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.norm_inverse.norm_input`."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.norm_inverse.norm_input`."""
     if rstd.dim() > 1 and rstd.shape[0] == 1 and rstd.shape[1] == output.shape[1] and rstd.numel() == rstd.shape[1]:
         output = dense(output)
         inner = output.stride(1) if output.shape[1] != 1 else 1

@@ -51,7 +51,7 @@ def pool_offsets(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.pooling.pool_offsets`."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.pooling.pool_offsets`."""
     indices = dense(indices)
     offsets = torch.empty_like(indices, dtype=torch.uint8)
     count = indices.numel()
@@ -143,7 +143,7 @@ def pool_offset_backward(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> None:
-    """Fills ``result``, which is dense, the samples outermost.
+    """Write the gradient of the pool's input to ``result``, which is dense, the samples outermost.
 
     See :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`.
     """

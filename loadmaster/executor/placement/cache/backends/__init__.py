@@ -1,1 +1,1 @@
-"""Where a tensor cache puts what it takes from the device: pinned host memory, files, or an object of the user's."""
+"""Backends that keep what a tensor cache takes from the device: pinned host memory, files, or a user's object."""

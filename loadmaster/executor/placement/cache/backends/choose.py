@@ -1,4 +1,4 @@
-"""From what a user writes for ``to`` to the backend it means."""
+"""Choice of the backend that a user's ``to`` stands for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Place = str | PathLike[str] | Sequence[str | PathLike[str]] | Backend
 
 
 def opener(to: Place) -> Callable[[], Backend]:
-    """What opens the backend, now and again after it was closed.
+    """Return the function that opens the backend, and opens it again after it was closed.
 
     Raises:
-        InputError: it is no place.
+        InputError: it is not a place for tensors.
     """
     if to == "host":
         return HostMemory

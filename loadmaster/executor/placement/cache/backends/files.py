@@ -84,7 +84,7 @@ class _Meter:
 
 
 class Files:
-    """Tensors in files without names.
+    """Backend that keeps tensors in files without names, striped over folders.
 
     Args:
         folders: one a disk; each gets a file.
@@ -212,7 +212,7 @@ def _stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
 
 
 def _event_of(tensor: Tensor) -> torch.cuda.Event | None:
-    """When the current stream has made a tensor, or may give its memory away."""
+    """Event after which the current stream has made a tensor, or may give its memory away; None in host memory."""
     return torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
 

@@ -1,4 +1,4 @@
-"""Whether this host could copy between GPU and disk without host memory (GPUDirect Storage). Said, not used."""
+"""Check for GPUDirect Storage, which copies between GPU and disk without host memory. It is reported, not used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DRIVER = Path("/proc/driver/nvidia-fs/version")
 
 @cache
 def gpu_direct() -> str:
-    """Why tensors do not go to disk by GPUDirect Storage here, in a sentence."""
+    """Say why tensors do not go to disk by GPUDirect Storage here, in a sentence."""
     if not torch.cuda.is_available():
         return "no: there is no CUDA device"
     if not _DRIVER.exists():

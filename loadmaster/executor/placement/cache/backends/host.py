@@ -1,4 +1,4 @@
-"""Pinned host memory as the place for tensors: one stream to it, one from it, beside the compute.
+"""Pinned host memory as the place for tensors: one stream to it, one from it, while the device computes.
 
 Each cache has pools of its own, one a device. A pool's blocks are written by the one stream that goes to the host, so
 that a block may be written again without waiting for the copy that wrote it before (:class:`HostPool` asks for that).
@@ -26,10 +26,10 @@ from loadmaster.executor.steps.pinned import SLAB_BYTES, HostPool
 
 @dataclass(eq=False)
 class _Copy:
-    """To the host or back; with ``over_at`` None it was over when the call returned.
+    """A copy to the host or back; with ``over_at`` None it was over when the call returned.
 
     Attributes:
-        made_on: the stream that the source's memory is of.
+        made_on: the stream that the source's memory belongs to.
         read_at: after the last copy back of this block.
     """
 
@@ -59,7 +59,7 @@ class _Copy:
 
 
 class _Lane:
-    """What one device copies with."""
+    """Pinned pool and copy streams of one device."""
 
     def __init__(self, device: torch.device, pool: HostPool) -> None:
         self.pool = pool
@@ -90,11 +90,11 @@ class _Meter:
 
 
 class HostMemory:
-    """Tensors in host memory, pinned where they come from a CUDA device.
+    """Backend that keeps tensors in host memory, pinned where they come from a CUDA device.
 
     Args:
-        capacity_bytes: that it may take from the host; half of the host's memory (or of the container's) where nothing
-            is said. What finds no room stays on the device.
+        capacity_bytes: host memory that it may take; None: half of the host's memory (or of the container's). A tensor
+            that finds no room stays on the device.
     """
 
     waits_on_device = True
@@ -157,7 +157,7 @@ class HostMemory:
         self._pageable = self._pool(pinned=False)
 
     def _pool(self, *, pinned: bool) -> HostPool:
-        """Of slabs that the capacity has room for."""
+        """Make a pool of slabs that the capacity has room for."""
         return HostPool(pinned=pinned, slab_bytes=min(SLAB_BYTES, 1 << max(self.capacity_bytes.bit_length() - 1, 0)))
 
     def _lane(self, device: torch.device) -> _Lane:

@@ -1,4 +1,4 @@
-"""What a tensor cache asks of a place for tensors: a few calls, which a backend of the user's can answer too."""
+"""Interface of a tensor cache's backends: a few calls, which an object of the user's can answer too."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from loadmaster.errors import LoadmasterError
 
 
 class Transfer(Protocol):
-    """A copy that was asked for."""
+    """A copy that was asked for, to a backend or from it."""
 
     def over(self) -> bool:
-        """Whether nothing reads or writes for it any more, as far as the host knows. Never waits."""
+        """Return whether nothing reads or writes for the copy any more, as far as the host knows. Never waits."""
 
     def wait(self) -> None:
-        """Come after it: what the calling thread does, and queues on its current stream, finds it over or failed."""
+        """Wait for the copy: what this thread then does, or queues on its current stream, finds it over or failed."""
 
     def failure(self) -> LoadmasterError | None:
-        """What went wrong, once it is over or was waited for."""
+        """Return what went wrong with the copy, once it is over or was waited for; None where nothing did."""
 
 
 class Stored(Transfer, Protocol):
     """A copy to the backend, and what it left there."""
 
     def cancel(self) -> bool:
-        """Take it back, if it has not begun.
+        """Cancel the copy, if it has not begun.
 
         Returns:
             whether nothing was or will be copied.
@@ -36,7 +36,7 @@ class Stored(Transfer, Protocol):
 
 @dataclass(frozen=True)
 class Counters:
-    """What a backend did so far.
+    """Figures of what a backend did so far.
 
     Attributes:
         written_bytes, read_bytes: copied to it and from it.
@@ -54,7 +54,7 @@ class Counters:
 
 
 def rates(done: Counters) -> tuple[float, float] | None:
-    """Bytes a second to a backend and from it; what was not tried yet is taken to be as fast. None before both."""
+    """Bytes a second to a backend and from it; None before the first store, equal before the first load."""
     if done.write_s <= 0:
         return None
     write = done.written_bytes / done.write_s
@@ -71,17 +71,17 @@ class Backend(Protocol):
     waits_on_device: bool
 
     def store(self, source: Tensor) -> Stored | None:
-        """Copy from what the current stream makes of a tensor; it stays as it is, and alive, until that is over.
+        """Copy a tensor once the current stream has made it; it stays as it is, and alive, until the copy is over.
 
         Args:
             source: uint8 [n], contiguous.
 
         Returns:
-            None where there is no room, which is no failure: the tensor stays on the device.
+            None where there is no room, which is not a failure: the tensor stays on the device.
         """
 
     def load(self, stored: Stored, target: Tensor) -> Transfer:
-        """Copy back, after the store.
+        """Copy a stored tensor back, after its store.
 
         Args:
             target: uint8 [n], allocated on the current stream.
@@ -91,7 +91,7 @@ class Backend(Protocol):
         """Forget what was stored; every copy of it is over, or was waited for."""
 
     def counters(self) -> Counters:
-        """What it did so far."""
+        """Return the figures of what the backend did so far."""
 
     def close(self) -> None:
         """Give back memory, files and threads. Whatever is stored is gone."""

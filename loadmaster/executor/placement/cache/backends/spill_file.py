@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 class SpillFile:
-    """Slots in one file.
+    """Slots of equal size in one file without a name.
 
     Args:
         folder: that the file is made in.
@@ -53,7 +53,7 @@ class SpillFile:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """A slot.
+        """Take a free slot; the file grows if it has none.
 
         Raises:
             InputError: the file cannot grow.
@@ -64,7 +64,7 @@ class SpillFile:
             return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """The slot's bytes may be written over."""
+        """Give a slot back, so that its bytes may be written over."""
         with self._lock:
             self._free.append(slot)
 
@@ -88,7 +88,7 @@ class SpillFile:
             done += written
 
     def read(self, slot: int, block: Tensor) -> None:
-        """Read what was written into a slot, into as many bytes.
+        """Read a slot's first bytes, which were written, into a block.
 
         Raises:
             InputError: not all of it is there.
@@ -109,7 +109,7 @@ class SpillFile:
             done += got
 
     def close(self) -> None:
-        """Give the space back."""
+        """Close the file, which gives its space back to the file system."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -139,7 +139,7 @@ def _bytes_of(block: Tensor) -> memoryview:
 
 
 def _open(folder: Path) -> tuple[int, bool]:
-    """A file without a name, and whether it goes past the page cache."""
+    """Open a file without a name; return its descriptor, and whether it goes past the page cache."""
     direct = getattr(os, "O_DIRECT", 0)
     if direct:
         try:

@@ -12,7 +12,7 @@ _LOOK_S = 0.2  # a waiting thread looks this often whether there still is anybod
 
 
 class Group:
-    """Jobs that make one copy.
+    """Jobs that together make one copy.
 
     Args:
         jobs: how many.
@@ -27,13 +27,13 @@ class Group:
             self._over.set()
 
     def begin(self) -> bool:
-        """Whether a job of it may run."""
+        """Return whether a job of the group may run, which begins the group."""
         with self._lock:
             self._begun = self._begun or not self._cancelled
             return not self._cancelled
 
     def end(self, error: LoadmasterError | None = None) -> None:
-        """One job is over."""
+        """Count one job as over, with its error if it failed."""
         with self._lock:
             self._error = self._error or error
             self._left -= 1
@@ -41,7 +41,7 @@ class Group:
                 self._over.set()
 
     def cancel(self) -> bool:
-        """Let no job begin, if none has."""
+        """Cancel the group if no job has begun; return whether it is cancelled."""
         with self._lock:
             if not self._begun and not self._over.is_set():
                 self._cancelled = True
@@ -49,15 +49,15 @@ class Group:
             return self._cancelled
 
     def over(self) -> bool:
-        """Whether all jobs are over, or none will begin."""
+        """Return whether all jobs are over, or none will begin."""
         return self._over.is_set()
 
     def failure(self) -> LoadmasterError | None:
-        """The first thing that went wrong."""
+        """Return the first error of a job; None where all went well."""
         return self._error
 
     def wait(self, workers: Workers) -> None:
-        """Until it is over; jobs whose threads are gone fail."""
+        """Wait until the group is over; jobs whose threads are gone fail."""
         while not self._over.wait(_LOOK_S):
             workers.fail_what_nobody_does()
 
@@ -79,13 +79,13 @@ class Workers:
             thread.start()
 
     def submit(self, group: Group, job: Callable[[], None]) -> None:
-        """Do a job of a group when its turn comes."""
+        """Queue a job of a group; a thread does it when its turn comes."""
         with self._ready:
             self._queue.append((group, job))
             self._ready.notify()
 
     def fail_what_nobody_does(self) -> None:
-        """Fail what is queued where no thread is left."""
+        """Fail queued jobs where no thread is left."""
         if any(thread.is_alive() for thread in self.threads):
             return
         while self._queue:
@@ -94,7 +94,7 @@ class Workers:
                 group.end(_gone())
 
     def close(self) -> None:
-        """End the threads when the job at hand is done; what is queued is left."""
+        """End the threads when the jobs at hand are done; queued jobs fail."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -108,7 +108,7 @@ class Workers:
             pass
 
     def _one(self) -> bool:
-        """Wait for a job and do it; what it holds is let go of before the next wait. Whether there may be more."""
+        """Wait for a job and do it; return whether there may be more. It is let go of before the next wait."""
         group: Group | None = None
         try:
             with self._ready:
@@ -127,7 +127,7 @@ class Workers:
 
 
 def _done(job: Callable[[], None]) -> LoadmasterError | None:
-    """Do a job; what went wrong."""
+    """Do a job; return its error, None where it went well."""
     try:
         job()
     except LoadmasterError as error:
