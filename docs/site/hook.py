@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("*.md", "docs/*.md", "benchmarks/README.md", "examples/*.md")
+PAGES = ("*.md", "docs/*.md", "benchmarks/README.md", "benchmarks/notes/*.md", "examples/*.md")
 # What CONTRIBUTING.md calls public, then what people meet beside it.
 PACKAGES = ("loadmaster", *(f"loadmaster.executor{room}" for room in ("", ".graph", ".collective", ".index")))
 MODULES = ("loadmaster.executor.graph.fn", "loadmaster.errors", "loadmaster.api.errors", "loadmaster.api.settings")

@@ -14,7 +14,9 @@ from loadmaster.api.cli.app import parser
 from tests.architecture.sources import ROOT
 
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
+    path
+    for pages in ("*.md", "docs/*.md", "examples/*.md", "benchmarks/*.md", "benchmarks/notes/*.md")
+    for path in ROOT.glob(pages)
 )
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
