@@ -1,8 +1,8 @@
 """Planned collectives against NCCL and torch's own symmetric-memory kernels, in one run, interleaved.
 
-    torchrun --nproc-per-node 8 benchmarks/collective_gpu.py --wall 420
-    torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --smoke        # a minute: is everything right?
-    torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --sweep        # which settings are fastest?
+    torchrun --nproc-per-node 8 -m benchmarks.collective_gpu --wall 420
+    torchrun --nproc-per-node 2 -m benchmarks.collective_gpu --smoke        # a minute: is everything right?
+    torchrun --nproc-per-node 2 -m benchmarks.collective_gpu --sweep        # which settings are fastest?
 
 ``loadmaster`` is what a program gets after ``use``, which measures first and leaves to NCCL what that is faster at: a
 call of ``torch.distributed``, as ``nccl`` is on the group below; ``shared`` is that on memory of ``Installed.empty``;
@@ -431,7 +431,7 @@ def main() -> None:
         say(describe(rows[-1]))
         torch.cuda.empty_cache()
     if rank == 0:
-        command = ["torchrun", f"--nproc-per-node {ranks}", "benchmarks/collective_gpu.py", *sys.argv[1:]]
+        command = ["torchrun", f"--nproc-per-node {ranks}", "-m benchmarks.collective_gpu", *sys.argv[1:]]
         rows.sort(key=lambda row: (a.collectives.index(row["collective"]), row["size_bytes"]))
         document = {"command": " ".join(command), **asdict(run), "dtype": a.dtype, "rows": rows, "left_out": left}
         print(write(f"{a.name}_{ranks}", document))

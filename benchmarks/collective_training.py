@@ -1,7 +1,7 @@
 """DDP and FSDP2 training of a small transformer: planned collectives compared with the group's own; losses and steps.
 
-    torchrun --nproc-per-node 8 benchmarks/collective_training.py
-    torchrun --nproc-per-node 2 benchmarks/collective_training.py --device cpu --small      # does it run? (gloo)
+    torchrun --nproc-per-node 8 -m benchmarks.collective_training
+    torchrun --nproc-per-node 2 -m benchmarks.collective_training --device cpu --small      # does it run? (gloo)
 
 Every row trains the same model from the same seed on the same batches. Losses are those of rank 0; a step's time is
 that of the slowest rank. Rows take turns: plain, planned, planned, plain, each with a fresh model, so that neither is
@@ -176,7 +176,7 @@ def main() -> None:
     pairs = [planned.get(name) or made.direct(name, ranks) for name in COLLECTIVES]  # type: ignore[call-overload]
     rows = [row for wrapper in a.wrappers for row in compare(wrapper, size, a, pairs, device)]
     if rank == 0:
-        command = ["torchrun", f"--nproc-per-node {ranks}", "benchmarks/collective_training.py", *sys.argv[1:]]
+        command = ["torchrun", f"--nproc-per-node {ranks}", "-m benchmarks.collective_training", *sys.argv[1:]]
         document = {
             "command": " ".join(command),
             "ranks": ranks,

@@ -1,7 +1,7 @@
 """Features beyond the GPU: rows read in place compared with copies, a training step, and hot rows.
 
-    python benchmarks/graph_features.py                            on a GPU with 40 GiB of host memory to spare
-    python benchmarks/graph_features.py --device cpu --small       a trial without a GPU, no result
+    python -m benchmarks.graph_features                            on a GPU with 40 GiB of host memory to spare
+    python -m benchmarks.graph_features --device cpu --small       a trial without a GPU, no result
 
 Link: random rows of a table of 8 GiB through ``table[index]``, compared with a pinned copy of 1 GiB (the link), the
 processor's ``index_select`` from ordinary into pinned memory with a copy, PyTorch's ``index_select`` on the GPU over

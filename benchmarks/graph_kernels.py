@@ -1,6 +1,6 @@
 """Message passing compared with cuSPARSE and PyTorch Geometric: sums of neighbours, and training graph attention.
 
-Run: ``PYTHONPATH=. python -m benchmarks.graph_kernels``; ``--small`` runs tiny graphs, also on a CPU, and writes
+Run: ``python -m benchmarks.graph_kernels``; ``--small`` runs tiny graphs, also on a CPU, and writes
 nothing. Calls are those that users make: ``graph.update_all``, ``edge_softmax``; ``matrix @ features`` and ``GATConv``
 for the peers. Times are medians, by CUDA events, of runs that the host starts as a user would; each peer's values are
 compared with ours first. Writes ``benchmarks/results/graph_kernels.json``.

@@ -1,6 +1,6 @@
 """Plan under DistributedDataParallel and FSDP2: losses, peak on every rank and step, compared with both without a plan.
 
-    torchrun --nproc-per-node 2 benchmarks/memory_distributed.py
+    torchrun --nproc-per-node 2 -m benchmarks.memory_distributed
 
 Rank 0 captures with costs estimated for the device, and plans; every rank applies the same plan. Every row trains a
 fresh model from the same seed, with AdamW, on a batch of the rank's own. The budget is a share of the peak that the
@@ -370,7 +370,7 @@ def record(run: Run, rows: dict[str, dict[str, Any]]) -> None:
             )
     if not run.device.startswith("cuda"):
         return
-    command = ["torchrun", f"--nproc-per-node {run.ranks}", "benchmarks/memory_distributed.py", *sys.argv[1:]]
+    command = ["torchrun", f"--nproc-per-node {run.ranks}", "-m benchmarks.memory_distributed", *sys.argv[1:]]
     shared = {k: v for k, v in asdict(run).items() if k not in ("rank", "device")}
     payload = {
         "command": " ".join(command),

@@ -1,9 +1,9 @@
 """Figures of memory planning on one GPU, in one command that can be cut short and continued.
 
-    python benchmarks/memory_gpu.py --out DIR                    everything, on a GPU host with the solvers
-    python benchmarks/memory_gpu.py --out DIR --figures 1 5 --cases resnet50 --wall 560
-    python benchmarks/memory_gpu.py --out DIR --report           only the figures, from DIR/rows.json
-    python benchmarks/memory_gpu.py --out DIR --device cpu --small    a trial with small models
+    python -m benchmarks.memory_gpu --out DIR                    everything, on a GPU host with the solvers
+    python -m benchmarks.memory_gpu --out DIR --figures 1 5 --cases resnet50 --wall 560
+    python -m benchmarks.memory_gpu --out DIR --report           only the figures, from DIR/rows.json
+    python -m benchmarks.memory_gpu --out DIR --device cpu --small    a trial with small models
 
 Figures: 1 plans against torch.compile's activation_memory_budget and checkpointing; 2 a sweep of budgets; 3 memory at
 10 % overhead; 4 ablation; 5 what a budget above the peak costs, and how long capturing and planning takes. A step is

@@ -1,6 +1,6 @@
 """Time and memory of each implementation compared with the PyTorch operator it replaces, on a CUDA device.
 
-Run: ``PYTHONPATH=. python benchmarks/memory_implementations.py``. Median of 10 after 3 warm-up runs, host ahead of the
+Run: ``python -m benchmarks.memory_implementations``. Median of 10 after 3 warm-up runs, host ahead of the
 device; memory is the allocator's peak beyond what was there before, results included. Writes
 ``benchmarks/results/memory_implementations.json``.
 """

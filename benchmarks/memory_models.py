@@ -1,7 +1,7 @@
 """Models of real repositories: which can be captured, planned and run under a budget, and why one cannot.
 
-    python benchmarks/memory_models.py --out DIR    on a GPU host that has torchvision, transformers and the solvers
-    python benchmarks/memory_models.py --out DIR --device cpu --small     a trial
+    python -m benchmarks.memory_models --out DIR    on a GPU host that has torchvision, transformers and the solvers
+    python -m benchmarks.memory_models --out DIR --device cpu --small     a trial
 
 Every model is built from its configuration with random weights. The budget is a share of what the plain eager step of
 the same model takes. Plain torch.compile is measured as well: where the launches of many short kernels take longer than

@@ -1,7 +1,7 @@
 """The pager: steps under a limit of device memory, by demand and by plan, compared with a step that has room enough.
 
-    python benchmarks/pager.py                              on a GPU
-    python benchmarks/pager.py --device cpu --small         a trial with small models
+    python -m benchmarks.pager                              on a GPU
+    python -m benchmarks.pager --device cpu --small         a trial with small models
 
 The whole state of training counts: parameters, gradients, AdamW's state and activations. ``plain`` is PyTorch alone;
 ``plain again`` says whether its own kernels give equal bits twice; ``no limit`` is a pager with room for everything,

@@ -1,8 +1,8 @@
 """The tensor cache: files compared with a plain O_DIRECT copy, steps with PyTorch's own ways to save memory.
 
-    python benchmarks/tensor_cache.py --files /mnt/nvme0 --bytes 8GiB    on any machine
-    python benchmarks/tensor_cache.py --steps                            on a GPU
-    python benchmarks/tensor_cache.py --steps --device cpu --small       a trial with small models
+    python -m benchmarks.tensor_cache --files /mnt/nvme0 --bytes 8GiB    on any machine
+    python -m benchmarks.tensor_cache --steps                            on a GPU
+    python -m benchmarks.tensor_cache --steps --device cpu --small       a trial with small models
 
 Files: tensors of 64 MiB stored and loaded through the backend as a cache does it, and the same bytes written and read
 by as many threads, and by one, from an aligned buffer each with nothing around it, in turns. A share is the median over
