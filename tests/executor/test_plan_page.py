@@ -1,4 +1,4 @@
-"""Models of transformers, timm and diffusers, as ``docs/plan-a-model.md`` takes them, beside plain PyTorch."""
+"""Models of transformers, timm and diffusers, as ``docs/fit-reference.md`` takes them, beside plain PyTorch."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ from benchmarks.zoo.torchvision_operators import declare_missing
 from loadmaster.executor import apply, capture
 from tests.architecture.sources import ROOT
 
+REFERENCE = "fit-reference.md"
 SECTION = "### Models of libraries as they come"
 
 
-def blocks() -> dict[str, str]:
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
+def library_blocks() -> dict[str, str]:
     """The section's Python blocks: of each library, by its name, and what goes for all."""
-    section = (ROOT / "docs/plan-a-model.md").read_text("utf-8").partition(SECTION)[2].partition("\n## ")[0]
-    found = re.findall(r"```python\n(.*?)```", section, re.S)
-    return {(re.findall(r"^(?:from|import) (\w+)", block, re.M) or ["all"])[0]: block for block in found}
+    section = (ROOT / "docs" / REFERENCE).read_text("utf-8").partition(SECTION)[2].partition("\n## ")[0]
+    return {
+        (re.findall(r"^(?:from|import) (\w+)", block, re.M) or ["all"])[0]: block for block in python_blocks(section)
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["transformers", "timm", "diffusers"])
-def test_the_page_trains_it(library: str) -> None:
+def test_the_reference_trains_it(library: str) -> None:
     pytest.importorskip(library)
     declare_missing()
     torch.manual_seed(0)
     eagerly = {name: functools.partial(f, backend="eager") for name, f in (("capture", capture), ("apply", apply))}
     names = {"torch": torch, "loadmaster": loadmaster, **eagerly}
-    exec(compile(blocks()[library], "plan-a-model.md", "exec"), names)
+    exec(compile(library_blocks()[library], REFERENCE, "exec"), names)
     model, batch, loss = names["model"], names["batch"], names["loss"]
     assert isinstance(model, nn.Module)
     twin = copy.deepcopy(model)
-    exec(compile(blocks()["all"], "plan-a-model.md", "exec"), names)
+    exec(compile(library_blocks()["all"], REFERENCE, "exec"), names)
     if library == "transformers":
         expected = twin(**batch).loss
     elif library == "timm":
