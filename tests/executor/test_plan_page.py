@@ -1,10 +1,11 @@
-"""Models of transformers, timm and diffusers, as ``docs/fit-reference.md`` takes them, beside plain PyTorch."""
+"""Pages on ``fit``: the tutorial runs in order, and models of libraries train as in the reference."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from torch import nn
 
 import loadmaster
 from benchmarks.zoo.torchvision_operators import declare_missing
+from loadmaster import executor
 from loadmaster.executor import apply, capture
 from tests.architecture.sources import ROOT
 
-REFERENCE = "fit-reference.md"
+TUTORIAL, REFERENCE = "plan-a-model.md", "fit-reference.md"
 SECTION = "### Models of libraries as they come"
 
 
@@ -29,6 +31,17 @@ def library_blocks() -> dict[str, str]:
     return {
         (re.findall(r"^(?:from|import) (\w+)", block, re.M) or ["all"])[0]: block for block in python_blocks(section)
     }
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("fit", "capture", "apply"):
+        monkeypatch.setattr(executor, name, functools.partial(getattr(executor, name), backend="eager"))
+    names: dict[str, object] = {}
+    for block in python_blocks((ROOT / "docs" / TUTORIAL).read_text("utf-8")):
+        exec(compile(block, TUTORIAL, "exec"), names)
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json", "problem.json", "plan.json"}
 
 
 @pytest.mark.slow
