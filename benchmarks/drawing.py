@@ -6,9 +6,10 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
@@ -36,20 +37,32 @@ COLLECTIVES = {
 }
 
 
-def peaks_and_steps(rows: Iterable[Result]) -> list[tuple[float, float]]:
-    """Points (peak in GiB, step in ms) of rows."""
-    return [(row["peak_bytes"] / GIB, row["step_us"] / 1e3) for row in rows]
+def panels(titles: Sequence[str], rows: int = 1, size: tuple[float, float] = (9, 3.2), **shared: Any) -> list[Axes]:
+    """Make a figure with a panel for each title; returns the panels."""
+    figure = Figure(figsize=size, layout="constrained")
+    found = list(figure.subplots(rows, -(-len(titles) // rows), squeeze=False, **shared).flat)
+    for axes, title in zip(found, titles, strict=True):
+        axes.set_title(title)
+    return found
 
 
-def columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Split points into the two lists that matplotlib takes."""
-    return [x for x, _ in pairs], [y for _, y in pairs]
+def points(
+    axes: Axes, pairs: Sequence[tuple[float, float]], style: str, colour: str, label: str, size: int = 4
+) -> None:
+    """Draw points (x, y), with a line if the style has one; nothing if there are no points."""
+    if pairs:
+        axes.plot(*zip(*pairs, strict=True), style, color=colour, markersize=size, label=label)
 
 
-def legend(figure: Figure) -> tuple[list[Any], list[str]]:
-    """Handles and labels of all panels' legends, each label once."""
-    found: dict[str, Any] = {}
-    for axes in figure.axes:
+def finished(found: Sequence[Axes], x: str = "", y: str = "", columns: int = 4) -> Figure:
+    """Return the figure of these panels, with what its axes show and one legend above: each label once."""
+    figure = found[0].get_figure()
+    assert isinstance(figure, Figure)
+    labels: dict[str, Any] = {}
+    for axes in found:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
+            labels.setdefault(label, handle)
+    figure.legend(list(labels.values()), list(labels), loc="outside upper center", ncols=columns)
+    figure.supxlabel(x)
+    figure.supylabel(y)
+    return figure

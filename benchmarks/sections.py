@@ -1,46 +1,64 @@
-"""Sections of ``docs/benchmarks.md``: setup, plot, table, what was won and what was not."""
+"""Pieces of ``docs/benchmarks.md``: sections, tables, numbers, and where a result was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.drawing import TITLES, Result
+from benchmarks.drawing import Result
 
 
-def section(title: str, setup: str, plot: str, alt: str, table: str, won: str, lost: str, *sources: Result) -> str:
-    """Write a section of the page."""
-    commands = "\n".join(f"{source['command']}    # {source['date']}" for source in sources)
-    machine = sources[0]["machine"]
-    where = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items())
-    versions = ", ".join(f"{name} {value}" for name, value in sources[0]["versions"].items())
-    return (
-        f"## {title}\n\n{setup}\n\n![{alt}](plots/{plot}.svg)\n\n{table}\n{won} {lost}\n\n"
-        f"```bash\n{commands}\n```\n\n{where}; {versions}\n"
-    )
+def section(title: str, *parts: str, sources: Sequence[Result] = (), level: int = 3) -> str:
+    """Write a section of the page: paragraphs, tables and plots, and where it was measured."""
+    return "\n\n".join((f"{'#' * level} {title}", *parts, *([_measured(sources)] if sources else []))) + "\n"
 
 
-def table_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown."""
-    lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+def _measured(sources: Sequence[Result]) -> str:
+    by_machine: dict[str, list[str]] = {}
+    for source in sources:
+        machine, versions = source["machine"], source["versions"]
+        where = f"{machine['cores']} x {machine['processor']}, highspy {versions['highspy']}"
+        if "gpu" in machine:
+            where = f"{machine['gpu_count']} x {machine['gpu']}, torch {versions['torch']}"
+        name = source["benchmark"]
+        run = f"[{name}](../benchmarks/results/{name}.json), {source['date'].removesuffix(' UTC')}"
+        by_machine.setdefault(where, []).append(run)
+    return "\\\n".join(f"*{'; '.join(runs)}: {where}*" for where, runs in by_machine.items())
 
 
-def names(rows: Iterable[Result]) -> str:
-    """List models as in a sentence."""
-    names = [TITLES[row["case"]] for row in rows]
-    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+def plot(name: str, alt: str) -> str:
+    """Show a plot."""
+    return f"![{alt}](plots/{name}.svg)"
+
+
+def table(header: str, rows: Iterable[Sequence[object]]) -> str:
+    """Write a table in Markdown; a number that is not text yet has three digits."""
+    width = header.count("|") + 1
+    shown = (" | ".join(number(cell) if isinstance(cell, float) else str(cell) for cell in row) for row in rows)
+    return "\n".join([f"| {header} |", f"|{' --- |' * width}", *(f"| {row} |" for row in shown)])
 
 
 def number(value: float) -> str:
     """Format a number with three digits, or a thousands separator."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
-def percent(share: float) -> str:
-    """Format a share in whole percent."""
-    return f"{100 * share:.0f} %"
+def percent(share: float, digits: int = 0) -> str:
+    """Format a share in percent."""
+    return f"{share:.{digits}%}".replace("%", " %")
 
 
-def signed(share: float) -> str:
-    """Format a share in signed percent with two digits."""
-    return f"{100 * share:.2f} %"
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    """Say the least and the most of some values; the form may be one of percent."""
+    found = list(values)
+    return f"{min(found):{form}} to {max(found):{form}}".replace("%", " %")
+
+
+def none_or(count: int) -> str:
+    """Write a count of what should not be; "none" if there are none."""
+    return str(count or "none")
+
+
+def listed(words: Iterable[str]) -> str:
+    """List words as in a sentence."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
