@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from benchmarks.drawing import Result
 from benchmarks.page_rows import requests
-from benchmarks.sections import listed, none_or, plot, section, span, table
+from benchmarks.sections import none_or, plot, section, span, table
 
 _MIXES = {1.0: "inserts alone", 0.85: "85 % inserts", 0.15: "15 % inserts", 0.0: "lookups alone"}
 
@@ -15,8 +15,8 @@ _MIXES = {1.0: "inserts alone", 0.85: "85 % inserts", 0.15: "15 % inserts", 0.0:
 def index(results: Mapping[str, Result]) -> Iterator[str]:
     """Tell about planned structures of shards, compared with the gapped array of ALEX and with the best of all."""
     workloads, planning = results["index_workloads"], results["index_planning"]
-    rows, python = workloads["rows"], {row["name"]: row for row in results["index_python"]["rows"]}
-    log = python["index, fragmented log"]
+    rows, python = workloads["rows"], results["index_python"]
+    unseen = results["index_predictor"]["left_out_distribution"]["line"]["any"]
     least = min(rows, key=lambda row: float(row["times_peer"]))
     without = statistics.mean(row["times_best_without_trials"] for row in planning["rows"])
     cells = [
@@ -24,7 +24,6 @@ def index(results: Mapping[str, Result]) -> Iterator[str]:
         for name in dict.fromkeys(row["distribution"] for row in rows)
     ]
     logs = sum(row["planned"].startswith("fragmented-log") for row in rows)
-    times = (f"{span(r['times_peer'] for r in rows if r['inserts'] == share)} ({of})" for share, of in _MIXES.items())
     yield section(
         "An index of keys",
         "A plan of `index` says which structure holds each shard of an index. The rival is this package's gapped array "
@@ -37,16 +36,30 @@ def index(results: Mapping[str, Result]) -> Iterator[str]:
         f"{len(planning['rows'])} shards the chosen one was over 5 % slower.",
         plot("index-workloads", "Operations a second by distribution and share of inserts: gapped array and planned"),
         table(f"millions of operations a second | {' | '.join(_MIXES.values())}", cells),
-        f"Planned structures are {listed(times)} times as fast as the gapped array (in brackets), and take "
-        f"{span(row['bytes_of_peer'] for row in rows)} of its bytes. {logs} of {len(rows)} are fragmented logs. "
-        f"{planning['shards']} other shards are planned in {planning['planning_s']:.0f} s, trials included. There the "
-        f"chosen candidate takes {planning['mean_times_best']:.2f} of the best one's time on average, and "
-        f"{without:.2f} without trials. In large batches the fragmented log takes {log['lookups_mops']:.0f} million "
-        f"lookups and {log['inserts_mops']:.0f} million inserts a second. A change of structure makes a write wait for "
+        f"Planned structures are {span(row['times_peer'] for row in rows)} times as fast as the gapped array (in "
+        f"brackets), in {span(row['bytes_of_peer'] for row in rows)} of its bytes. {logs} of {len(rows)} are "
+        f"fragmented logs. {planning['shards']} other shards are planned in {planning['planning_s']:.0f} s, trials "
+        "included. There the chosen candidate takes "
+        f"{planning['mean_times_best']:.2f} of the best one's time on average, and "
+        f"{without:.2f} without trials. By predictions for distributions that the predictor never saw, it is "
+        f"{1 + unseen['regret_mean']:.2f} on average, and {1 + unseen['regret_worst']:.2f} at worst of "
+        f"{unseen['traces']} traces. A change of structure makes a write wait for "
         f"{max(row['planned_pause_ms'] for row in rows):.0f} ms at most in planned indexes, and for "
         f"{max(row['peer_pause_ms'] for row in rows):.0f} ms in the gapped array.",
-        sources=[workloads, planning, results["index_python"]],
+        sources=[workloads, planning, results["index_predictor"]],
         level=2,
+    )
+    columns = ("lookups_mops", "inserts_mops", "bytes_per_key")
+    yield section(
+        "Batches from Python",
+        f"Batches of {python['batch']:,} on one core: {python['keys']:,} uniform keys are looked up in random order, "
+        "then as many new ones are inserted. Rivals run `list(map(tree.get, keys))` and `tree.update(pairs)`, with "
+        "lists made before.",
+        table(
+            "millions a second | lookups | inserts | bytes a key",
+            ([row["name"], *("" if row[of] is None else row[of] for of in columns)] for row in python["rows"]),
+        ),
+        sources=[python],
     )
 
 
