@@ -1,7 +1,7 @@
 """Custom operators whose call costs little.
 
-``torch.library.custom_op`` looks at every result for memory of an operand, outside what a compiler follows. That took
-60 us a call on the host of an H200, where all the rest of a gather took 45. Operators that return memory of their own
+``torch.library.custom_op`` looks at every result for memory of an operand, outside what a compiler follows. That takes
+longer on the host than all the rest of a gather. Operators that return memory of their own
 need none of it, nor a gradient's place.
 """
 

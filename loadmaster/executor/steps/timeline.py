@@ -96,8 +96,7 @@ def record(step: Callable[[], object], device: torch.device, resident_bytes: int
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr
     on_cuda = device.type == "cuda"
     if on_cuda and _cuda_version() >= _CLEAN_TEARDOWN:
-        # Left on, they make every later launch of the process longer, by 37 % on an H200, and steps of short kernels
-        # with it: 75.8 ms for 49.0 (RegNet).
+        # Left on, they make every later launch of the process longer, and with it steps of short kernels.
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     if on_cuda:

@@ -2,11 +2,11 @@
 
 Each try is a compilation, as long as the user's own. Times are all but monotone in the knob: the less is kept, the more
 is computed again. Peaks are not: below some knob the backward pass computes much again at once, and takes more than at
-a higher one (measured on an H200: BERT-large 17.4, 12.9, 15.1, 12.8, 13.9 GiB at 1, 0.7, 0.5, 0.3, 0.1). So the highest
-knob that keeps the budget is looked for. The search begins where the budget is between nothing kept and everything,
-goes on at points spread over the range until one keeps it, then towards the lowest one above that does not. While none
-keeps it, it stays on the side of the least peak: ConvNeXt's 3.35 GiB at 0.2 and 2.69 at 0.1 say what 0.5 takes. It ends
-where little can be won: the constants below suit the models and knobs in ``benchmarks/results/memory_gpu.json``.
+a higher one (BERT-large in ``benchmarks/results/memory_gpu.json``). So the highest knob that keeps the budget is looked
+for. The search begins where the budget is between nothing kept and everything, goes on at points spread over the range
+until one keeps it, then towards the lowest one above that does not. While none keeps it, it stays on the side of the
+least peak: two peaks at low knobs say what a higher one takes. It ends where little can be won: the constants below
+suit the models and knobs in that file.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def next_knob(
         share: where the budget is, as far as the captured step tells: at 0 nothing is kept for the backward pass, at
             1 all. Its peak is that of plain PyTorch; a compiled step takes less.
         only_hope: nothing but the knob can keep the budget, so that unlikely ones are tried too. Of a step in several
-            graphs it may move nothing at a half and more than half of the peak at a fifth (BART-large on an H100: 21.1
-            and 9.2 GiB).
+            graphs it may move nothing at a half and more than half of the peak at a fifth (BART-large).
     """
     kept = max((p for p in probes if p.keeps(budget_bytes)), key=lambda p: p.knob, default=None)
     if kept is None:

@@ -1,9 +1,9 @@
 """Vector instructions of the processor, found out early and all at once.
 
 Before Inductor writes its first loop for the processor it compiles and loads a program for each set of vector
-instructions, and some for parts of one, one after another: 44 of the 60 s in which torch.compile compiles DeBERTa on an
-H100's host, for a scale that is a tensor on the CPU. Here that begins when a step is known to compute anything on the
-processor, each set in a thread of its own, and is over before the step is compiled.
+instructions, and some for parts of one, one after another. For DeBERTa, whose scale is a tensor on the CPU, that is
+most of what torch.compile takes. Here it begins when a step is known to compute anything on the processor, each set in
+a thread of its own, and is over before the step is compiled.
 """
 
 from __future__ import annotations

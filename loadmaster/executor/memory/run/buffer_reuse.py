@@ -3,8 +3,7 @@
 Inductor writes a result into a buffer of its size that nobody reads any more, instead of asking the allocator for one,
 unless holding on to the buffer until then raises the peak of its graph. It knows the sizes of buffers, and with them
 the peak, from its own reordering for memory alone. A planned graph is not reordered: by itself no size is known, every
-buffer seems to raise the peak, and a step asks the allocator 2,582 times for the 1,044 of torch.compile's
-(EfficientNet).
+buffer seems to raise the peak, and a step asks the allocator far more often than torch.compile's.
 """
 
 from __future__ import annotations

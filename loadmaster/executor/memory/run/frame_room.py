@@ -2,9 +2,8 @@
 
 CPython keeps the frames of a thread in chunks of memory, 16 KiB each or as long as a longer frame needs. Where a long
 function leaves a chunk all but full, every function that it calls gets a chunk of its own, mapped for that call and
-given back after it: 7 us and a page fault or more, twice that next to other threads. It depends on how many names
-the long function has. On an H200 it did for planned steps of GPT-2 (28 ms for 20) and BERT, 190 to 240 times
-a step.
+given back after it, with a page fault or more. It depends on how many names the long function has. Planned steps of
+GPT-2 and BERT did that some hundred times a step, and were notably longer for it.
 """
 
 from __future__ import annotations
