@@ -40,6 +40,12 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def how_to_install(*extras: str) -> str:
+    """End of a sentence such as "Install it": where, and by which command, for extras of this package."""
+    # The one place to change when the package is published: every message takes it from here.
+    return f"in a clone of the repository: pip install '.[{','.join(extras)}]'"
+
+
 class MissingExtraError(LoadmasterError, ImportError):
     """A package of an optional extra is not installed."""
 
@@ -47,7 +53,7 @@ class MissingExtraError(LoadmasterError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(f"{package} is not installed. Install it with: pip install 'loadmaster[{extra}]'")
+        super().__init__(f"{package} is not installed. Install it {how_to_install(extra)}")
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
         return (MissingExtraError, (self.package, self.extra))

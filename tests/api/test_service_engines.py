@@ -25,11 +25,11 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_ray")
 def test_a_server_does_not_start_without_the_packages_of_its_engine(make_settings: Callable[..., Settings]) -> None:
-    with pytest.raises(MissingExtraError, match=r"loadmaster\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[ray\]'"):
         make_server(make_settings(engine="ray"))
 
 
 @pytest.mark.usefixtures("without_ray")
 def test_a_worker_says_which_extra_brings_its_engine(database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--engine", "ray", "--database-url", database_url]) == 2
-    assert "pip install 'loadmaster[ray]'" in capsys.readouterr().err
+    assert "pip install '.[ray]'" in capsys.readouterr().err

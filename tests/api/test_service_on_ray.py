@@ -24,7 +24,7 @@ from loadmaster.api.settings import Settings
 from loadmaster.models.memory.presets import chain
 from loadmaster.solvers.registry import python_path
 
-pytest.importorskip("ray", reason="Ray is not installed here (pip install 'loadmaster[ray]')")
+pytest.importorskip("ray", reason="Ray is not installed here (pip install '.[ray]')")
 
 pytestmark = pytest.mark.slow
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import models_page, page
 from loadmaster.api.cli.app import parser
+from loadmaster.errors import how_to_install
 from tests.architecture.sources import ROOT
 
 PAGES = sorted(
@@ -82,3 +83,14 @@ def imports() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("page", "module", "name"), imports())
 def test_shown_imports_work(page: str, module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_command_that_installs_stands_in_one_place_of_the_code() -> None:
+    having = [path for path in ROOT.glob("loadmaster/**/*.py") if "pip install" in path.read_text("utf-8")]
+    assert having == [ROOT / "loadmaster/errors.py"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_install_extras_as_messages_do(path: Path) -> None:
+    commands = re.findall(r"pip install ['\"]?([^'\"`\s]+)\[", path.read_text("utf-8"))
+    assert {*commands} <= {"."}, how_to_install("solver")

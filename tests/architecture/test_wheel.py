@@ -132,7 +132,7 @@ def test_the_command_works_without_extras(clean: Path, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     planned = run(clean, command, "plan", "problem.json", "--budget", "8GiB", folder=tmp_path)
     assert planned.returncode == 2
-    assert "pip install 'loadmaster[solver]'" in planned.stderr
+    assert "pip install '.[solver]'" in planned.stderr
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")

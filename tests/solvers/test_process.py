@@ -447,7 +447,7 @@ def test_a_pulp_solver_that_is_not_installed_is_refused_with_those_that_are() ->
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"highspy .*loadmaster\[solver\]"):
+    with pytest.raises(MissingExtraError, match=r"highspy .*pip install '\.\[solver\]'"):
         solve(knapsack())
     assert registry.available() == []
 

@@ -11,7 +11,7 @@ from typing import Any
 from loadmaster.api.cli.lazy import suggest
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.errors import LoadmasterError
+from loadmaster.errors import LoadmasterError, how_to_install
 from loadmaster.models.hardware import Hardware, catalogue, hardware, hardware_reported_as
 from loadmaster.models.units import show_bytes
 
@@ -94,5 +94,5 @@ def _solvers(arguments: argparse.Namespace, terminal: Terminal) -> int:
     elif found:
         terminal.data(table([[s.name, s.version, ", ".join(s.features)] for s in found], ["solver", "version", "can"]))
     else:
-        terminal.say("none is installed. Install some with: pip install 'loadmaster[solver]'")
+        terminal.say(f"none is installed. Install some {how_to_install('solver')}")
     return 0

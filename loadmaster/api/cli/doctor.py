@@ -22,7 +22,7 @@ import loadmaster
 from loadmaster.api.cli.server import add_server, connect
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.errors import LoadmasterError
+from loadmaster.errors import LoadmasterError, how_to_install
 
 # What PyTorch says of itself, and what stands behind the class Index: this floor imports neither.
 _ASK_TORCH = (
@@ -99,7 +99,7 @@ def _solvers() -> Iterator[Finding]:
 
     found = available()
     if not found:
-        yield Finding("solvers", False, "none: pip install 'loadmaster[solver]'")
+        yield Finding("solvers", False, f"none. Install some {how_to_install('solver')}")
     for solver in found:
         yield _solver(solver.name, solver.version)
 
@@ -125,14 +125,15 @@ def _solver(name: str, version: str) -> Finding:
 def _service_packages() -> Finding:
     missing = [name for name in _SERVER_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        return Finding("service", None, f"no {', '.join(missing)}: pip install 'loadmaster[server]'")
+        return Finding("service", None, f"no {', '.join(missing)}. Install it {how_to_install('server')}")
     return Finding("service", True, f"fastapi {importlib.metadata.version('fastapi')}")
 
 
 def _ray() -> Finding:
     """Find out whether a worker with ``--engine ray`` would have a place to run jobs."""
     if importlib.util.find_spec("ray") is None:
-        return Finding("Ray", None, "pip install 'loadmaster[ray]' spreads the jobs of a service over a cluster")
+        says = "not installed. It spreads the jobs of a service over a cluster. Install it"
+        return Finding("Ray", None, f"{says} {how_to_install('ray')}")
     asked = _ask(_ASK_RAY, _JOINED_WITHIN_S)
     if asked.returncode != 0:
         at = os.environ.get("RAY_ADDRESS")
@@ -146,7 +147,7 @@ def _ray() -> Finding:
 
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("PyTorch", None, "pip install 'loadmaster[torch]' runs plans")
+        return Finding("PyTorch", None, f"not installed. It runs plans. Install it {how_to_install('torch')}")
     asked = _ask(_ASK_TORCH)
     if asked.returncode != 0:
         return Finding("PyTorch", False, _last_line(asked.stderr))

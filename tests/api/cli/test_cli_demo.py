@@ -43,4 +43,4 @@ def test_outside_a_checkout_it_says_where_to_go(
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
     assert app.main(["demo"]) == 2
-    assert "pip install 'loadmaster[torch]'" in capsys.readouterr().err
+    assert "pip install '.[torch]'" in capsys.readouterr().err

@@ -229,4 +229,4 @@ def test_a_model_without_a_plan_runs_under_the_knob(tmp_path: Path, capfd: pytes
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert fit("--budget", "9MiB") == 2
-    assert "pip install 'loadmaster[torch]'" in capfd.readouterr().err
+    assert "pip install '.[torch]'" in capfd.readouterr().err

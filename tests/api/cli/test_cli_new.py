@@ -110,7 +110,7 @@ def test_capture_without_torch_names_the_extra(
 ) -> None:
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
     assert run("capture", "module:factory", "memory") == 2
-    assert "pip install 'loadmaster[torch]'" in capsys.readouterr().err
+    assert "pip install '.[torch]'" in capsys.readouterr().err
 
 
 def test_hardware(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,4 +83,4 @@ def test_an_extra_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "loadmaster.api.serve", raising=False)
     assert app.main(["serve", "--database-url", f"sqlite:///{tmp_path}/x.db"]) == 2
-    assert "pip install 'loadmaster[server]'" in capsys.readouterr().err
+    assert "pip install '.[server]'" in capsys.readouterr().err
