@@ -1,4 +1,4 @@
-"""The blocks of docs/index.md, as they stand, and the example of an embedding table."""
+"""The blocks of docs/key-index.md, as they stand, and the example of an embedding table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.architecture.sources import ROOT
 def test_the_blocks_of_the_page_run(implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, second, third, fourth = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text("utf-8"), re.S
+        r"```python\n(.*?)```", (ROOT / "docs" / "key-index.md").read_text("utf-8"), re.S
     )
     names: dict[str, object] = {}
-    exec(compile(first, "index.md", "exec"), names)
+    exec(compile(first, "key-index.md", "exec"), names)
     assert [array.tolist() for array in (names["new"], names["keys"], names["payloads"])] == [  # type: ignore[attr-defined]
         [True, False],
         [10, 20, 30],
@@ -33,16 +33,16 @@ def test_the_blocks_of_the_page_run(implementation: str, tmp_path: Path, monkeyp
     ]
     assert list(Index.load("ids.index").items()) == [(10, 1), (20, 2), (30, 9), (40, 4)]
     names |= {"keys": np.arange(100), "payloads": np.arange(100)}
-    exec(compile(second, "index.md", "exec"), names)
+    exec(compile(second, "key-index.md", "exec"), names)
     assert isinstance(names["index"], Index) and names["index"].configuration == HashTable()
     problem = problem_of("store", [("users", features(make_trace("uniform", 100, 100)))])
     names |= {"loadmaster": loadmaster, "problem": problem, "plan": loadmaster.plan(problem, budget_bytes="1MiB")}
     names |= {"users": Index([1], [1])}
-    exec(compile(third, "index.md", "exec"), names)
+    exec(compile(third, "key-index.md", "exec"), names)
     assert names["checked"] == Checked(0.0)
     ids = torch.tensor([5, 3, 5, 1 << 40])
     names |= {"torch": torch, "index": Index([], []), "ids": ids, "embedding": torch.nn.Embedding(10, 4)}
-    exec(compile(fourth, "index.md", "exec"), names)
+    exec(compile(fourth, "key-index.md", "exec"), names)
     vectors = names["vectors"]
     assert isinstance(vectors, torch.Tensor)
     assert torch.equal(vectors[0], vectors[2]) and len({tuple(v) for v in vectors.tolist()}) == 3
