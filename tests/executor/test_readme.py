@@ -1,8 +1,9 @@
-"""The README's first Python block, as it stands, on a model of the reader's own."""
+"""The README's Python blocks, as they stand: one by itself, one on a model of the reader's own."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -10,15 +11,23 @@ from torch import nn
 
 from tests.architecture.sources import ROOT
 
-
-def first_block() -> str:
-    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
-    assert found is not None
-    return found[1]
+FIRST, LOOP, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
 
 
 @pytest.mark.slow
-def test_the_first_block_trains_the_readers_model() -> None:
+def test_the_first_block_prints_a_lower_peak_and_equal_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(compile(FIRST, "README.md", "exec"), names)
+    plain, planned, equal = capsys.readouterr().out.splitlines()
+    peaks = [float(re.sub(r".*: peak ([\d.]+) MiB", r"\1", line)) for line in (plain, planned)]
+    assert peaks[1] <= 0.6 * peaks[0]
+    assert equal == "losses equal: True"
+    assert names["fitted"].plan is not None
+
+
+@pytest.mark.slow
+def test_the_loop_trains_the_readers_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     plain = [p.detach().clone() for p in model.parameters()]
@@ -30,7 +39,7 @@ def test_the_first_block_trains_the_readers_model() -> None:
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "loader": [batch] * 2,
     }
-    exec(compile(first_block(), "README.md", "exec"), names)
+    exec(compile(f"import loadmaster\nfrom loadmaster.executor import fit\n{LOOP}", "README.md", "exec"), names)
 
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():

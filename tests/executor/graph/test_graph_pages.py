@@ -1,4 +1,4 @@
-"""The blocks of docs/graph-networks.md, docs/features-beyond-the-gpu.md and the README about graphs, as they stand."""
+"""The blocks about graphs in docs/graph-networks.md, features-beyond-the-gpu.md and index.md, as they stand."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ def test_the_page_about_features_says_what_was_measured() -> None:
     assert f"with rows that cost nothing it would be {peer / result['parts']['train_ms']:.2f} times." in page
 
 
-def test_the_layer_of_the_readme_is_a_mean_over_edges() -> None:
-    (block,) = [b for b in blocks("README.md", "python") if "loadmaster.executor.graph" in b]
+def test_the_layer_of_the_front_page_is_a_mean_over_edges() -> None:
+    (block,) = [b for b in blocks("docs/index.md", "python") if "loadmaster.executor.graph" in b]
     (source, destination), relation, x = torch.randint(50, (2, 300)), torch.randint(3, (300,)), torch.randn(50, 64)
     names: dict[str, Any] = {"edges": (source, destination), "relation": relation, "features": x}
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, "docs/index.md", "exec"), names)
     module = names["module"]
     message = torch.einsum("ei,eio->eo", x[source].double(), module.W.detach().double()[relation])
     expected = torch.zeros(50, 16, dtype=torch.float64).index_add(0, destination, message)
