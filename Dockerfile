@@ -25,7 +25,7 @@ FROM python:${PYTHON}
 LABEL org.opencontainers.image.title="loadmaster" \
       org.opencontainers.image.description="Plans deep-learning training by optimization: a plan in seconds, with a proof." \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.1.0"
+      org.opencontainers.image.version="0.2.0"
 # A fixed number, so that a host can give the volume to it.
 RUN groupadd --system --gid 10001 loadmaster \
     && useradd --system --uid 10001 --gid 10001 --no-create-home --home-dir /data loadmaster \

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import loadmaster
+
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("loadmaster", "numpy", "highspy", "ortools", "pulp", "torch", "triton")
+_PACKAGES = ("numpy", "highspy", "ortools", "pulp", "torch", "triton")
 
 
 def write(name: str, payload: dict[str, Any]) -> Path:
@@ -53,8 +55,8 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Versions of Python and of the packages concerned that are installed, with ``more`` packages."""
-    found = {"python": platform.python_version()}
+    """Versions of Python, Loadmaster, and the packages concerned that are installed, with ``more`` packages."""
+    found = {"python": platform.python_version(), "loadmaster": loadmaster.__version__}
     for package in (*_PACKAGES, *more):
         try:
             found[package] = importlib.metadata.version(package)

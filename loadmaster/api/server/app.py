@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import AsyncIterator
-from importlib import metadata
 
 from fastapi import FastAPI
 
+import loadmaster
 from loadmaster.api import telemetry
 from loadmaster.api.planning import load_planner
 from loadmaster.api.server import (
@@ -112,7 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="Loadmaster",
-        version=metadata.version("loadmaster"),
+        version=loadmaster.__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
         telemetry=telemetry.of_requests(),
