@@ -22,10 +22,17 @@ class BuildError(Exception):
 
 
 def compiler() -> list[str] | None:
-    """The C++ compiler's command: what ``CXX`` says, or what is found. None: there is none."""
-    for candidate in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
-        words = shlex.split(candidate)
-        if shutil.which(words[0]):
+    """Return the C++ compiler's command: what ``CXX`` says, or what is found; None where there is none.
+
+    Raises:
+        BuildError: ``CXX`` is not a command.
+    """
+    for candidate in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        try:
+            words = shlex.split(candidate)
+        except ValueError as error:
+            raise BuildError(f"CXX={candidate!r} is not a command: {error}") from None
+        if words and shutil.which(words[0]):
             return words
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -95,27 +94,6 @@ def test_the_page_about_features_gathers_and_counts() -> None:
     assert torch.equal(batch.features, table[batch.input_nodes])
     names = run("docs/features-beyond-the-gpu.md")
     assert 0 < names["features"].hit_rate() < 1
-
-
-def test_the_page_about_features_says_what_was_measured() -> None:
-    result = json.loads((ROOT / "benchmarks/results/graph_features.json").read_text("utf-8"))
-    page = " ".join((ROOT / "docs/features-beyond-the-gpu.md").read_text("utf-8").split())
-    at = {4 * row["features"]: row for row in result["gather"]}
-    shares, gains = [], []
-    for size in (256, 1024, 4096):
-        shares.append(f"{100 * at[size]['share_of_link']:.0f} %")
-        gains.append(f"{at[size]['times_processor']:.1f}")
-    assert (
-        f"at {shares[0]} of the link's rate when they have 256 bytes, at {shares[1]} with 1 KiB and at {shares[2]} "
-        f"with 4 KiB. That is {gains[0]}, {gains[1]} and {gains[2]} times what "
-        f"{result['threads']} cores and a copy reach"
-    ) in page
-    pinned, ours = at[256]["in_place_of_pinned_gbps"], at[256]["in_place_gbps"]
-    assert f"rows of 256 bytes come at {pinned:.1f} GB/s instead of {ours:.1f}." in page
-    took = {row["pipeline"]: row["step_ms"] for row in result["step"]}
-    peer = took["pinned prefetch"]
-    assert f"{peer / took['in place']:.2f} times as fast as with prefetching by the processor" in page
-    assert f"with rows that cost nothing it would be {peer / result['parts']['train_ms']:.2f} times." in page
 
 
 def test_the_layer_of_the_front_page_is_a_mean_over_edges() -> None:

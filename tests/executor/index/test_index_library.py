@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadmaster.executor import kept_library
+from loadmaster.executor import compiling, kept_library
 from loadmaster.executor.index import Index, building, native
 
 
@@ -62,7 +62,13 @@ def test_where_nothing_can_be_kept_it_is_made_all_the_same(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "words"), [("", "there is no C\\+\\+ compiler"), ("false", "false failed"), ("cat", "cat failed")]
+    ("compiler", "words"),
+    [
+        ("", "there is no C\\+\\+ compiler"),
+        ("false", "false failed"),
+        ("cat", "cat failed"),
+        ("'c++", 'CXX="\'c\\+\\+" is not a command: No closing quotation'),
+    ],
 )
 def test_without_it_the_log_says_once_why(
     compiler: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -75,9 +81,16 @@ def test_without_it_the_log_says_once_why(
     with caplog.at_level(logging.WARNING):
         for n in range(3):
             assert Index([1], [n]).facts().implementation == "numpy"
-    (message,) = caplog.messages
+    (message,) = (r.getMessage() for r in caplog.records if r.name.startswith("loadmaster.executor"))
     assert "runs in numpy" in message
     assert re.search(words, message)
+
+
+def test_a_blank_compiler_is_none_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", " ")
+    named = compiling.compiler()
+    monkeypatch.delenv("CXX")
+    assert named == compiling.compiler()
 
 
 def test_a_damaged_library_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
