@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ def measured_apart(
     """Measure each operator in another process; return its measurement, or in words why there is none.
 
     Args:
-        limit_s: time that a child has for all of them together, in addition to :data:`BEGIN_S`.
+        limit_s: time that all children have together, in addition to :data:`BEGIN_S` for each.
         options: of the child's profiler, ``compiled`` and ``channels_last``.
     """
     found: dict[int, Found] = {}
@@ -92,7 +93,9 @@ def measured_apart(
         waiting = [n for n in calls if n not in found]
         if not waiting:
             break
+        began = time.monotonic()
         answers, ended = _asked([calls[n] for n in waiting], device, limit_s, options)
+        limit_s -= max(0.0, time.monotonic() - began - BEGIN_S)
         found.update(zip(waiting, answers, strict=False))
         if len(answers) < len(waiting):
             found[waiting[len(answers)]] = f"the process that measured it {ended}"

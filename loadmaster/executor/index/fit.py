@@ -20,6 +20,7 @@ from pathlib import Path
 from loadmaster.errors import InputError
 from loadmaster.executor.index import native
 from loadmaster.executor.index.trials import Ran, run, trials, write_rows
+from loadmaster.models.files import expect_writable
 from loadmaster.models.index.predictor import Coefficients, fit, write_coefficients
 
 COMMAND = "python -m loadmaster.executor.index.fit"
@@ -68,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
     try:
-        for path in filter(None, (options.output, options.rows)):
-            if not path.resolve().parent.is_dir():
-                raise InputError("output", str(path), "is in no folder", "Give a path in a folder that is there.")
+        for field in ("output", "rows"):
+            path = getattr(options, field)
+            expect_writable(path and str(path), field)
         ran = measured(options.keys, options.operations)
         found = fitted(ran, given)
     except InputError as error:

@@ -37,9 +37,9 @@ _Matrix = list[list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Profile:
-    __pydantic_config__: ClassVar = READING
-
     """Fields of a profile file. ``chunk_bytes`` and ``unit_ns`` are Loadmaster's, for profiles of other names."""
+
+    __pydantic_config__: ClassVar = READING
 
     name: str
     gpus_per_node: Annotated[int, Bounds(ge=1, le=128)]

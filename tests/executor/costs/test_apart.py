@@ -69,6 +69,22 @@ def test_a_child_that_does_not_end_is_ended(monkeypatch):
     assert "ended" in after
 
 
+def test_children_share_one_limit(monkeypatch):
+    """Each has its time to begin; beyond that the next one has what is left."""
+    clock, allowed = [0.0], []
+
+    def run(command, *, timeout, **_):
+        allowed.append(timeout)
+        clock[0] += timeout
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(apart.time, "monotonic", lambda: clock[0])
+    tape = Tape()
+    measured_apart([tape.call(fine._opoverload, tape.input(3), times) for times in range(3)], CPU, 10.0, OPTIONS)
+    assert allowed == [apart.BEGIN_S + 10.0, apart.BEGIN_S, apart.BEGIN_S]
+
+
 def test_an_operator_of_a_script_has_no_module_to_import(monkeypatch):
     """A child must not run the user's script again."""
     monkeypatch.setattr(hidden._init_fn, "__module__", "__main__")

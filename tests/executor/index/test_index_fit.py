@@ -96,7 +96,9 @@ def test_the_command_tells_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureF
     assert fit.main(["--keys", "3"]) != 0
     assert "keys: is less than" in capsys.readouterr().err
     assert fit.main(["-o", str(tmp_path / "nowhere" / "predictor.json")]) != 0
-    assert "is in no folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
+    assert fit.main(["-o", str(tmp_path / "predictor.json"), "--rows", str(tmp_path)]) != 0
+    assert "rows: is a folder" in capsys.readouterr().err
 
 
 def test_it_needs_the_compiled_index(monkeypatch: pytest.MonkeyPatch) -> None:
