@@ -20,7 +20,7 @@ from pathlib import Path
 from loadmaster.errors import InputError
 from loadmaster.executor.index import native
 from loadmaster.executor.index.trials import Ran, run, trials, write_rows
-from loadmaster.models.files import expect_writable
+from loadmaster.models.files import expect_writable, write_text
 from loadmaster.models.index.predictor import Coefficients, fit, write_coefficients
 
 COMMAND = "python -m loadmaster.executor.index.fit"
@@ -29,8 +29,8 @@ COMMAND = "python -m loadmaster.executor.index.fit"
 def parser() -> argparse.ArgumentParser:
     """Argument parser of the command."""
     p = argparse.ArgumentParser(prog=COMMAND, description="Measure this machine and fit the index's predictor to it.")
-    p.add_argument("-o", "--output", type=Path, metavar="PREDICTOR.json", help="coefficients; none: standard output")
-    p.add_argument("--rows", type=Path, metavar="ROWS.json", help="where to write what was measured")
+    p.add_argument("-o", "--output", metavar="PREDICTOR.json", help="coefficients; none: standard output")
+    p.add_argument("--rows", metavar="ROWS.json", help="where to write what was measured")
     p.add_argument("--keys", type=int, default=1_000_000, help="of the largest trace (default: a million)")
     p.add_argument("--operations", type=int, default=1_000_000, help="of a trace at most (default: a million)")
     return p
@@ -69,21 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
     try:
-        for field in ("output", "rows"):
-            path = getattr(options, field)
-            expect_writable(path and str(path), field)
+        expect_writable(options.output, "output")
+        expect_writable(options.rows, "rows")
         ran = measured(options.keys, options.operations)
         found = fitted(ran, given)
+        if options.rows is not None:
+            write_text(options.rows, json.dumps(write_rows(ran, found.source)) + "\n", "rows")
+        text = json.dumps(_rounded(write_coefficients(found)), indent=1) + "\n"
+        if options.output is None:
+            sys.stdout.write(text)
+        else:
+            write_text(options.output, text, "output")
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_status
-    if options.rows is not None:
-        options.rows.write_text(json.dumps(write_rows(ran, found.source)) + "\n")
-    text = json.dumps(_rounded(write_coefficients(found)), indent=1) + "\n"
-    if options.output is None:
-        sys.stdout.write(text)
-    else:
-        options.output.write_text(text)
     return 0
 
 
