@@ -155,8 +155,11 @@ def _latency(result: Result) -> str:
 
 def _training(collectives: Result, memory: Result) -> str:
     steps = {f"{row['wrapper']} {row['collectives']}": row["step_us"] / 1e3 for row in collectives["rows"]}
-    peaks = {row["row"]: f"{row['step_us'] / 1e3:.1f} ms in {max(row['peak_bytes']) / GIB:.1f} GiB"
-             for row in memory["rows"] if "step_us" in row}  # fmt: skip
+    peaks = {
+        row["row"]: f"{row['step_us'] / 1e3:.1f} ms in {max(row['peak_bytes']) / GIB:.1f} GiB"
+        for row in memory["rows"]
+        if "step_us" in row
+    }
     fsdp, fsdp_planned, ddp, ddp_planned = (
         steps[f"{wrapper} {of}"] for wrapper in ("fsdp", "ddp") for of in ("plain", "planned, 64 blocks")
     )

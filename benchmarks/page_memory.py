@@ -119,9 +119,10 @@ def _compiled(rows: Sequence[Result], case: str, knob: float) -> Result:
 def _models(models: Result, knob: Result) -> list[tuple[str, str, float, float, float, float]]:
     """Rows at 60 % of eager's peak: of ``fit`` where it was measured, else of a plan alone."""
     found = []
+    fits = {row["case"]: row for row in reversed(knob["rows"]) if row.get("asked") == "60%"}
     for row in models["models"]:
-        name, fits = row["model"], [fit for fit in knob["rows"] if fit.get("asked") == "60%"]
-        fit = next((fit for fit in fits if fit["case"] == name), None)
+        name = row["model"]
+        fit = fits.get(name)
         if fit is None:
             budget, step, peer = (row[of] for of in ("budget_gib", "step_ms", "compiled_step_ms"))
         else:
