@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 pytest_plugins = ["tests.cpu_seconds"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped, by reason."""
+    skipped = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
+    )
+    for reason, tests in skipped.most_common():
+        terminalreporter.write_line(f"skipped {tests}: {reason}")
+
 
 # Two workers share two cores: libraries that start a thread for each would have them wait for each other. What is
 # imported later reads it, and so do processes that tests start.

@@ -17,9 +17,6 @@ import torch
 from torch import nn
 
 from benchmarks.zoo.entries import Example, undropped
-from benchmarks.zoo.torchvision_operators import declare_missing
-
-declare_missing()
 
 MOST_PARAMETERS = 60_000_000
 _CLASSES = 10

@@ -14,6 +14,7 @@ import loadmaster
 from loadmaster.executor import apply, capture
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.minimum import minimum_budget
+from tests.libraries import imported
 
 # Of a parameter's gradient, relative and by norm, in float32.
 TOLERANCE = 1e-4
@@ -21,10 +22,7 @@ TOLERANCE = 1e-4
 
 def entry(name: str):
     """An entry of the zoo, where its library is installed."""
-    models = pytest.importorskip("benchmarks.zoo.models")
-    library = name.partition("/")[0]
-    pytest.importorskip(f"benchmarks.zoo.{library}_models", exc_type=ImportError)
-    return models.entry(name)
+    return imported("benchmarks.zoo.models", needs=name.partition("/")[0]).entry(name)
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import loadmaster
-from benchmarks.zoo.torchvision_operators import declare_missing
 from loadmaster import executor
 from loadmaster.executor import apply, capture
 from tests.architecture.sources import ROOT
+from tests.libraries import imported
 
 TUTORIAL, REFERENCE = "plan-a-model.md", "fit-reference.md"
 SECTION = "### Models of libraries as they come"
@@ -47,8 +47,7 @@ def test_the_tutorial_runs_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["transformers", "timm", "diffusers"])
 def test_the_reference_trains_it(library: str) -> None:
-    pytest.importorskip(library)
-    declare_missing()
+    imported(library, needs=library)
     torch.manual_seed(0)
     eagerly = {name: functools.partial(f, backend="eager") for name, f in (("capture", capture), ("apply", apply))}
     names = {"torch": torch, "loadmaster": loadmaster, **eagerly}

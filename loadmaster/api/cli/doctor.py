@@ -40,6 +40,8 @@ _ASK_RAY = (
 _WITHIN_S = 300.0
 # Ray itself waits for minutes at an address where nobody is.
 _JOINED_WITHIN_S = 60.0
+# Releases of PyTorch that the tests ran with: the oldest and the newest.
+_TORCH_TESTED = ((2, 11), (2, 14))
 _SERVER_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client")
 
 
@@ -152,7 +154,16 @@ def _torch() -> Finding:
     if asked.returncode != 0:
         return Finding("PyTorch", False, _last_line(asked.stderr))
     version, devices = json.loads(asked.stdout)
-    return Finding("PyTorch", True, f"{version}, {', '.join(devices) or 'no CUDA device'}")
+    return Finding("PyTorch", True, f"{version}, {', '.join(devices) or 'no CUDA device'}{_beyond_tested(version)}")
+
+
+def _beyond_tested(version: str) -> str:
+    """Say so if a release of PyTorch is older or newer than those tested."""
+    release = tuple(int(part) for part in version.split(".")[:2])
+    oldest, newest = (".".join(map(str, of)) for of in _TORCH_TESTED)
+    if release > _TORCH_TESTED[1]:
+        return f"; newer than tested ({oldest} to {newest}): if a plan does not run, install torch {newest}"
+    return f"; older than supported ({oldest} to {newest})" if release < _TORCH_TESTED[0] else ""
 
 
 def _index() -> Finding:

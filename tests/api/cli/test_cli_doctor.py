@@ -77,6 +77,14 @@ def test_people_get_a_table(quick: None, capsys: pytest.CaptureFixture[str]) -> 
     assert any("2.13.0, NVIDIA H200" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("2.10.1", "older than supported"), ("2.11.0+cu130", ""), ("2.14.1", ""), ("2.15.0.dev1", "newer than tested")],
+)
+def test_a_pytorch_that_is_not_tested_is_named(version: str, says: str) -> None:
+    assert says in doctor._beyond_tested(version) and bool(says) == bool(doctor._beyond_tested(version))
+
+
 def test_a_solver_that_fails_is_named(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from loadmaster.executor.costs.traffic import is_free
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.steps.batch import batch_of
 from loadmaster.executor.steps.tracing import trace
+from tests.libraries import imported
 
 CPU = torch.device("cpu")
 
@@ -108,7 +109,6 @@ def grown(batch, times):
     ],
 )
 def test_models_of_libraries_at_batches_larger_than_their_lengths(name, times):
-    models = pytest.importorskip("benchmarks.zoo.models")
-    pytest.importorskip(f"benchmarks.zoo.{name.partition('/')[0]}_models", exc_type=ImportError)
+    models = imported("benchmarks.zoo.models", needs=name.partition("/")[0])
     model, batch, loss = models.entry(name).build()
     assert refused(model, grown(batch, times), loss) == {}

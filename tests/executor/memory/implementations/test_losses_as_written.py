@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from loadmaster.executor import capture
 from loadmaster.models.memory import plain
+from tests.libraries import imported
 
 V, IGNORED = 40, -100
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -523,11 +524,8 @@ LIBRARY_MODELS = {
 @pytest.mark.parametrize("family", LIBRARY_MODELS)
 def test_the_loss_that_a_model_of_transformers_returns_is_found(family: str) -> None:
     name, fields = LIBRARY_MODELS[family]
-    library = pytest.importorskip(f"transformers.models.{family.lower()}", exc_type=ImportError)
-    try:
-        make, config = getattr(library, name), getattr(library, f"{family}Config")
-    except ImportError as error:
-        pytest.skip(f"transformers does not load here: {error}")
+    library = imported(f"transformers.models.{family.lower()}", needs="transformers")
+    make, config = getattr(library, name), getattr(library, f"{family}Config")
     torch.manual_seed(0)
     model = make(config(**fields)).eval()
     tokens = torch.randint(2, 512, (2, 300))
