@@ -116,7 +116,8 @@ def cases(n, m):
     yield call(aten._assert_async.msg, t(dtype=BOOL), "is so")
     yield call(aten._functional_assert_async.msg, t(dtype=BOOL), "is so", t(1))
     square = t(2, n, n)
-    yield call(aten.cholesky.default, square)
+    if hasattr(aten, "cholesky"):
+        yield call(aten.cholesky.default, square)
     yield call(aten.cholesky_inverse.default, square)
     yield call(aten.cholesky_solve.default, t(2, n, m), square)
     yield call(aten._cholesky_solve_helper.default, t(2, n, m), square, False)
@@ -136,6 +137,7 @@ def cases(n, m):
 
 
 # Only CUDA has these. What is made up for them is held against what their documentation asks for, below.
+GONE_IN_LATER = ("cholesky",)  # from PyTorch 2.14 on
 CUDA_ALONE = {
     *("_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward"),
     *("_efficient_attention_backward", "_scaled_dot_product_flash_attention_backward"),
@@ -161,7 +163,8 @@ def test_pytorch_accepts_what_is_made_up(n, m):
 def test_every_rule_is_tried_or_runs_on_cuda_alone():
     tried = {name_of(node.target) for node in cases(7, 5)}
     ours = {name for name in _RULES if not name.startswith("aten::")}
-    assert {f"aten::{name}" for name in CUDA_ALONE} | tried | ours == set(_RULES)
+    gone = {f"aten::{name}" for name in GONE_IN_LATER if not hasattr(aten, name)}
+    assert {f"aten::{name}" for name in CUDA_ALONE} | tried | ours | gone == set(_RULES)
     assert not tried & {f"aten::{name}" for name in CUDA_ALONE}
 
 
