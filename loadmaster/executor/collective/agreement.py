@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from loadmaster.errors import InputError
+from loadmaster.executor.torch_private.distributed import device_types_of
 from loadmaster.models.canonical import sha256
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
@@ -37,7 +38,7 @@ class Place:
 def place_here(group: dist.ProcessGroup) -> Place:
     """Return where this process runs: its host's name, and the GPU it has made current if the group has GPUs."""
     device = None
-    if torch.cuda.is_available() and any(kind.type == "cuda" for kind in group._device_types):
+    if torch.cuda.is_available() and any(kind.type == "cuda" for kind in device_types_of(group)):
         device = torch.cuda.current_device()
         visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         if device < len(visible) and visible[device].isdecimal():

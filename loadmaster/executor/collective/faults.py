@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from loadmaster.errors import LoadmasterError
+from loadmaster.executor.torch_private.distributed import store_of
 
 # How long a rank listens for what others have to say: ranks run out of patience within moments of one another.
 LISTEN_S = 5.0
@@ -82,7 +83,7 @@ def _chain(lost: Unanswered, rank: int, group: dist.ProcessGroup, name: str) -> 
     """Chain of ranks: the peer, whom it waits for, and so on, to the first that says nothing or was met before."""
     chain = [lost.peer]
     try:
-        store = dist.distributed_c10d._get_process_group_store(group)
+        store = store_of(group)
         store.set(_key(name, rank), json.dumps(lost.peer))
         until = time.monotonic() + LISTEN_S
         while chain[-1] != rank and chain[-1] not in chain[:-1]:

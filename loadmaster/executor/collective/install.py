@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as registry
-from torch.distributed import distributed_c10d as c10d
 
 import loadmaster
 from loadmaster.errors import InputError
@@ -33,12 +31,21 @@ from loadmaster.executor.collective.native.group import NativeGroup, launcher_of
 from loadmaster.executor.collective.native.launching import LaunchEngine
 from loadmaster.executor.collective.process_group import PlannedGroup
 from loadmaster.executor.collective.sources import Planned, Plans, read_plans
+from loadmaster.executor.torch_private.distributed import (
+    default_group,
+    device_types_of,
+    make_p2p_op,
+    register_group,
+    replace_default_group,
+    replace_make_p2p_op,
+    unregister_group,
+    world,
+)
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
 
 _numbers = itertools.count()
 _installed: list[Installed] = []
-_make_p2p_op = dist.P2POp.__init__
 
 
 class Installed:
@@ -60,20 +67,20 @@ class Installed:
             return
         _installed.remove(self)
         if not _installed:
-            dist.P2POp.__init__ = _make_p2p_op  # type: ignore[method-assign]
+            replace_make_p2p_op(make_p2p_op)
         group = self.group
         self._planned.shutdown()
-        if group not in c10d._world.pg_names:
+        if group not in world().pg_names:
             return  # destroy_process_group has been here before.
-        if self._default and c10d._world.default_pg is group:
-            c10d._update_default_pg(self._planned.inner)
+        if self._default and world().default_pg is group:
+            replace_default_group(self._planned.inner)
         for known in _registers():
             known.pop(group, None)
-        for tagged in c10d._world.tags_to_pg.values():
+        for tagged in world().tags_to_pg.values():
             if group in tagged:
                 tagged.remove(group)
         name: Any = group.group_name
-        registry._unregister_process_group(name)
+        unregister_group(name)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Counts of calls by the way that they went; see :func:`stats`."""
@@ -127,7 +134,7 @@ def fitting_engine(
     What the kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster at it than
     messages are.
     """
-    gpus = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
+    gpus = torch.cuda.is_available() and any(device.type == "cuda" for device in device_types_of(group))
     if gpus and problem.topology.node_count == 1:
         return FusedEngine(problem, plan, group, place)
     return ReferenceEngine(problem, plan, group, place)
@@ -160,7 +167,7 @@ def use(
             of something else, arguments that differ between ranks.
     """
     default = group is None
-    inner = c10d._get_default_group() if group is None else group
+    inner = default_group() if group is None else group
     if any(inner is one.group for one in _installed):
         raise InputError("group", inner.group_name, "is planned already", "Take it out first: collective.disable().")
     pairs, known = _read_alike(plans, inner, largest_bytes, calibrate)
@@ -176,14 +183,14 @@ def use(
     for register in _registers():
         if inner in register:
             register[made] = register[inner]
-    c10d._world.pg_names[made] = name
-    for tagged in c10d._world.tags_to_pg.values():
+    world().pg_names[made] = name
+    for tagged in world().tags_to_pg.values():
         if inner in tagged:
             tagged.append(made)
-    registry._register_process_group(name, made)
+    register_group(name, made)
     installed = Installed(planned, deciding, default=default)
     _installed.append(installed)
-    dist.P2POp.__init__ = _p2p_op_of_inner  # type: ignore[method-assign]
+    replace_make_p2p_op(_p2p_op_of_inner)
     try:
         deciding.calibration = known or (_measured(made, deciding, pairs) if calibrate is True else None)
     except BaseException:
@@ -191,7 +198,7 @@ def use(
         raise
     planned.forget()
     if default:
-        c10d._update_default_pg(made)
+        replace_default_group(made)
     return installed
 
 
@@ -231,7 +238,7 @@ def _names(pairs: Sequence[Planned]) -> tuple[str, ...]:
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
     """Device that a group's planned calls run on."""
-    if torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types):
+    if torch.cuda.is_available() and any(device.type == "cuda" for device in device_types_of(group)):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
@@ -276,8 +283,8 @@ def _stats(group: PlannedGroup | NativeGroup) -> dict[str, dict[str, Any]]:
 
 
 def _registers() -> list[dict[Any, Any]]:
-    world = c10d._world
-    return [world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag]
+    known = world()
+    return [known.pg_map, known.pg_names, known.pg_group_ranks, known.pg_backend_config, known.pg_to_tag]
 
 
 def _p2p_op_of_inner(
@@ -290,7 +297,7 @@ def _p2p_op_of_inner(
     group_peer: int | None = None,
 ) -> None:
     """Give batches of sends and receives the inner group: they are one call of NCCL only on a group of torch's type."""
-    _make_p2p_op(self, op, tensor, peer, group, tag, group_peer)
+    make_p2p_op(self, op, tensor, peer, group, tag, group_peer)
     for one in _installed:
         if self.group is one.group:
             self.group = one.inner

@@ -28,6 +28,7 @@ from loadmaster.executor.collective.host_info import HostInfo, host_info
 from loadmaster.executor.collective.link_fit import LinkCost, Sample, fit
 from loadmaster.executor.collective.sharing import Shared, find_shared
 from loadmaster.executor.collective.timed_transfers import Pair, TransferBatch, TransferTimer
+from loadmaster.executor.torch_private.distributed import default_group
 
 # Every class of link shows on a few nodes; pairs grow with the square of the ranks.
 LARGEST_WORLD = 64
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         probed = probe(
-            dist.distributed_c10d._get_default_group(),
+            default_group(),
             device,
             largest_bytes=options.largest_bytes or (1 << 27 if cuda else 1 << 24),
             repeats=options.repeats,

@@ -34,6 +34,12 @@ from loadmaster.executor.collective.calls import (
 from loadmaster.executor.collective.engine import Engine, MakeEngine, grain_bytes
 from loadmaster.executor.collective.sums import bytes_of, can_combine, kind_of
 from loadmaster.executor.collective.work_queue import WorkQueue
+from loadmaster.executor.torch_private.distributed import (
+    backend_of,
+    device_types_of,
+    register_backend,
+    set_default_backend,
+)
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
@@ -84,11 +90,11 @@ class PlannedGroup(dist.ProcessGroup):
         # Only this constructor makes a group whose methods C++ finds overridden; its stub does not list it.
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner, self._name = inner, name
-        for device in inner._device_types:
-            backend = inner._get_backend(device)
+        for device in device_types_of(inner):
+            backend = backend_of(inner, device)
             kind = dist.Backend.backend_type_map.get(backend.name(), dist.ProcessGroup.BackendType.CUSTOM)
-            self._register_backend(device, kind, backend)
-            self._set_default_backend(kind)
+            register_backend(self, device, kind, backend)
+            set_default_backend(self, kind)
         if inner.bound_device_id is not None:
             self.bound_device_id = inner.bound_device_id
         self.largest_bytes = largest_bytes

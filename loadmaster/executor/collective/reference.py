@@ -23,6 +23,7 @@ from loadmaster.executor.collective.exchange import Exchange, Memory, view
 from loadmaster.executor.collective.faults import PeerError
 from loadmaster.executor.collective.staging import Order, Piece, Staged, stage
 from loadmaster.executor.collective.sums import Sums, averages, bytes_of, can_combine, copy, flat, in_the_way
+from loadmaster.executor.torch_private.distributed import default_group
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.lowering import lower
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
@@ -88,7 +89,7 @@ class Runner:
             InputError: on every rank: see :func:`loadmaster.executor.collective.agreement.agree`.
         """
         self.problem, self.plan, self.order = problem, plan, order
-        self.group = group if group is not None else dist.distributed_c10d._get_default_group()
+        self.group = group if group is not None else default_group()
         self.rank = self.group.rank()
         self.calls = 0
         name = agree(problem, plan, self.group, place or place_here(self.group), order)

@@ -24,6 +24,7 @@ from torch import fx
 from loadmaster.executor.costs.calls import Call
 from loadmaster.executor.costs.kept_times import OperatorMeasurement
 from loadmaster.executor.costs.traffic import value_of
+from loadmaster.executor.torch_private.operators import OpOverload, defining_modules, overload_name_of, schema_of
 
 BEGIN_S = 90.0
 """Time that a child may take to import PyTorch and to reach the device, in addition to measuring."""
@@ -135,21 +136,15 @@ def _answer(line: bytes) -> Found:
 
 def _sent(node: fx.Node) -> Sent:
     target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
+    assert isinstance(target, OpOverload)
     args, kwargs = fx.node.map_arg((tuple(node.args), dict(node.kwargs)), value_of)
     call = Call.of(target, args, kwargs, value_of(node))
-    name = target._schema.name
-    return Sent(name, target._overloadname, _modules(name), call.args, call.kwargs, call.result)
+    name = schema_of(target).name
+    return Sent(name, overload_name_of(target), _modules(name), call.args, call.kwargs, call.result)
 
 
 def _modules(name: str) -> tuple[str, ...]:
     """Modules that may define an operator: those of its Python functions, and the one of its namespace's name."""
-    found = [name.partition("::")[0]]
-    made = torch._library.custom_ops.OPDEFS.get(name)
-    if made is not None:
-        found.insert(0, made._init_fn.__module__)
-    fake = torch._library.simple_registry.singleton.find(name).fake_impl.kernel
-    if fake is not None:
-        found.insert(0, fake.func.__module__)
+    found = [*defining_modules(name), name.partition("::")[0]]
     # PyTorch's is a wrapper around the function; the user's script must not run a second time.
     return tuple(module for module in dict.fromkeys(found) if module.partition(".")[0] not in ("torch", "__main__"))

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
+
+from loadmaster.executor.torch_private.operators import pytree
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensor
-from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.traffic import value_of
+from loadmaster.executor.torch_private.fake_tensors import FakeTensor
+from loadmaster.executor.torch_private.operators import OpOverload, pytree
 
 Formula = Callable[..., int]
 
@@ -28,7 +28,7 @@ class OperatorFormulas:
         self._what, self._otherwise = what, otherwise
         self._formulas: dict[Any, Formula] = {}
 
-    def register(self, op: torch._ops.OpOverload, formula: Formula) -> None:
+    def register(self, op: OpOverload, formula: Formula) -> None:
         """Set an operator's formula, which gets the operator's arguments, fake tensors for tensors.
 
         Raises:

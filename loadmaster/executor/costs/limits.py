@@ -37,6 +37,7 @@ from loadmaster.executor.costs.fills import (
     zeros,
 )
 from loadmaster.executor.costs.traffic import tensors
+from loadmaster.executor.torch_private.operators import OpOverload, schema_of
 
 Arguments = Mapping[str, Any]
 """All arguments of a call by name; fake tensors for tensors."""
@@ -61,7 +62,7 @@ def limits_of(target: object, arguments: Arguments) -> Limits:
     Raises:
         NotUnderstoodError: not all of them are known.
     """
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         raise NotUnderstoodError("it is no operator of its own")
     rule = _RULES.get(name_of(target))
     takes_any = rule is not None or _takes_any(target)
@@ -79,11 +80,11 @@ def limits_of(target: object, arguments: Arguments) -> Limits:
 
 def is_safe(target: object) -> bool:
     """Return whether an understood operator is known to end no process: PyTorch's own and ours are, others' are not."""
-    assert isinstance(target, torch._ops.OpOverload)
+    assert isinstance(target, OpOverload)
     return (_is_pytorchs(target) or target.namespace == "loadmaster") and _base(target) not in _IN_DOUBT
 
 
-def register_limits(op: torch._ops.OpOverload, rule: Rule) -> None:
+def register_limits(op: OpOverload, rule: Rule) -> None:
     """Set the rule of a custom operator.
 
     Raises:
@@ -94,21 +95,21 @@ def register_limits(op: torch._ops.OpOverload, rule: Rule) -> None:
     _RULES[name_of(op)] = rule
 
 
-def name_of(op: torch._ops.OpOverload) -> str:
+def name_of(op: OpOverload) -> str:
     """An operator's name, ``aten::mul``, whether it writes in place or not, and whichever overload."""
     return f"{op.namespace}::{_base(op)}"
 
 
-def _base(op: torch._ops.OpOverload) -> str:
-    name = op._schema.name.partition("::")[2]
-    return name.removesuffix("_") if op._schema.is_mutable else name
+def _base(op: OpOverload) -> str:
+    name = schema_of(op).name.partition("::")[2]
+    return name.removesuffix("_") if schema_of(op).is_mutable else name
 
 
-def _is_pytorchs(op: torch._ops.OpOverload) -> bool:
+def _is_pytorchs(op: OpOverload) -> bool:
     return op.namespace in ("aten", "prims")
 
 
-def _takes_any(op: torch._ops.OpOverload) -> bool:
+def _takes_any(op: OpOverload) -> bool:
     """Return whether the operator runs on any numbers."""
     name = _base(op)
     return _is_pytorchs(op) and (torch.Tag.pointwise in op.tags or name.startswith("_foreach_") or name in _VALUES)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from loadmaster.executor.costs.fills import Fill, HostZeros, anything
 from loadmaster.executor.costs.limits import limits_of
 from loadmaster.executor.costs.traffic import tensors, value_of
+from loadmaster.executor.torch_private.operators import pytree, schema_if_any
 
 
 def materialize(node: fx.Node, device: torch.device) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -46,7 +46,7 @@ def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
     Raises:
         NotUnderstoodError: the limits of an argument are not known.
     """
-    schema = getattr(target, "_schema", None)
+    schema = schema_if_any(target)
     declared = [] if schema is None else schema.arguments
     given = {**dict(zip((a.name for a in declared), args, strict=False)), **kwargs}
     limits = limits_of(target, {**{a.name: a.default_value for a in declared if a.has_default_value()}, **given})

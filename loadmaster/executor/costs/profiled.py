@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.apart import measured_apart
@@ -29,6 +28,8 @@ from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.steps.measure import cpu_peak_bytes
+from loadmaster.executor.torch_private.devices import sleep_on_gpu
+from loadmaster.executor.torch_private.operators import OpOverload, pytree
 from loadmaster.models.hardware import hardware, hardware_reported_as
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Profiler:
         """Return what was measured; or None, and log the reason once for each operator."""
         if isinstance(found, OperatorMeasurement):
             return found
-        name = name_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
+        name = name_of(node.target) if isinstance(node.target, OpOverload) else str(node.target)
         if name not in self._told:
             self._told.add(name)
             logger.warning("%s is priced by a formula, not measured: %s", name, found)
@@ -216,7 +217,7 @@ class Profiler:
         start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         # The spin lets the host run ahead: the events then enclose the kernels, not the time to launch them.
-        torch.cuda._sleep(200_000)  # type: ignore[no-untyped-call]
+        sleep_on_gpu(200_000)
         start.record()
         target(*args, **kwargs)
         stop.record()
@@ -321,5 +322,5 @@ def operator_key(node: fx.Node) -> Hashable:
         return repr(leaf)
 
     values = fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
-    leaves, structure = torch.utils._pytree.tree_flatten(values)
+    leaves, structure = pytree.tree_flatten(values)
     return (str(node.target), str(structure), tuple(map(described, leaves)))

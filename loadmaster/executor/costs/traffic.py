@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from loadmaster.executor.torch_private.operators import OpOverload, pytree, schema_of
+
 aten = torch.ops.aten
 
 # Operators that read rows of their first argument by index: traffic is what they return, not the table.
@@ -90,15 +92,15 @@ def is_free(node: fx.Node) -> bool:
     """Return whether no kernel runs: views, tuple elements, allocations, and nodes that call nothing."""
     if node.op != "call_function" or node.target in FREE:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
-    returns = node.target._schema.returns
+    returns = schema_of(node.target).returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def tensors(value: object) -> list[Tensor]:
     """The tensors in a node's (possibly nested) value."""
-    return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, Tensor)]
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -15,7 +15,6 @@ from functools import cached_property
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from loadmaster import live_line
 from loadmaster.errors import InputError
@@ -50,6 +49,7 @@ from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 from loadmaster.executor.steps.tracing import trace
 from loadmaster.executor.steps.versions import captured_with
 from loadmaster.executor.steps.wrappers import Parallel, WrapperBytes, ddp_of, own_module, wrapper_bytes
+from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporarily
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.hardware import hardware as entry_of
 from loadmaster.models.memory.problem import (

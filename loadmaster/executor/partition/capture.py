@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
@@ -24,6 +23,7 @@ from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import device_of, optimizer_states
 from loadmaster.executor.steps.stand_ins import lacks_values, standing_in_for_values
 from loadmaster.executor.steps.step import Loss
+from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporarily
 from loadmaster.models.partition.copies import with_copies
 from loadmaster.models.partition.documents import check_problem
 from loadmaster.models.partition.meshes import tell_of_inputs

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.steps.operators import operator
+from loadmaster.executor.torch_private.operators import functional_collectives
 
-_ops = torch.ops._c10d_functional
+_ops = functional_collectives
 
 
 def in_a_row(tensor: Tensor) -> Tensor:

@@ -13,15 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, tracing
-from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.lowering import lowerings, make_fallback
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from loadmaster.executor.partition import collectives
@@ -29,6 +20,17 @@ from loadmaster.executor.partition.kernels import MADE_AGAIN
 from loadmaster.executor.partition.layouts import as_made, keep_strides, turn_gradients
 from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
+from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
+from loadmaster.executor.torch_private.functorch import functorch_config
+from loadmaster.executor.torch_private.inductor import (
+    compile_fx_inner,
+    inductor_config,
+    lowerings,
+    make_fallback,
+    min_cut_partition,
+    select_decomp_table,
+)
+from loadmaster.executor.torch_private.tracing import TracingContext, make_fx, rename, tracing
 
 _Run = Callable[[list[Tensor]], Sequence[Tensor]]
 # The partitioner tells inputs of the backward pass from those of the forward pass by this name.
@@ -142,7 +144,7 @@ class CompiledStep:
         counts.update(before)
         last = joint.graph.find_nodes(op="placeholder")[-1]
         last.target = _TANGENT
-        last._rename(_TANGENT)
+        rename(last, _TANGENT)
         for node in joint.graph.nodes:
             if (node.meta.get("custom") or {}).items() >= MADE_AGAIN.items():
                 node.meta["partitioner_tag"] = "must_be_in_backward"
@@ -151,9 +153,7 @@ class CompiledStep:
         joint.recompile()
         # A tensor that is gathered for each pass is gathered twice: held in between, it would take memory.
         with functorch_config.patch(cse=False):
-            forward, backward = min_cut_rematerialization_partition(
-                joint, [*fakes, tangent], num_fwd_outputs=len(self._results)
-            )
+            forward, backward = min_cut_partition(joint, [*fakes, tangent], num_fwd_outputs=len(self._results))
         outputs: Any = forward.graph.output_node().args[0]
         taken = [str(node.target) for node in backward.graph.find_nodes(op="placeholder")]
         assert taken == [*(node.name for node in outputs[len(self._results) :]), _TANGENT]

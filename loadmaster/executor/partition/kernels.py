@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.traceback import annotate
-from torch.utils import _pytree as pytree
 
 from loadmaster.executor.partition.checkpoints import is_made_again
 from loadmaster.executor.partition.local import TENSOR, call_on_share
@@ -20,6 +19,7 @@ from loadmaster.executor.partition.split_step import Kernel
 from loadmaster.executor.partition.traced import TracedStep
 from loadmaster.executor.partition.trials import is_tensor, schema, value
 from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.executor.torch_private.operators import pytree
 from loadmaster.models.partition.placements import Mesh
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.views import Cut

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
 
 aten = torch.ops.aten
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

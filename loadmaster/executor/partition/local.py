@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from loadmaster.executor.torch_private.operators import OpOverload, pytree, schema_of
 
 # Stands for a tensor in arguments.
 TENSOR = object()
@@ -50,8 +50,8 @@ def with_told(target: Callable[..., Any], args: Sequence[Any], told: Mapping[str
     """Positional arguments with the values of ``told`` in place of their own."""
     found = list(args)
     if told:
-        assert isinstance(target, torch._ops.OpOverload)
-        names = [argument.name for argument in target._schema.arguments]
+        assert isinstance(target, OpOverload)
+        names = [argument.name for argument in schema_of(target).arguments]
         for name, value in told.items():
             found[names.index(name)] = value
     return found

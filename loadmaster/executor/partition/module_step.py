@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.graph_step import PartitionedStep
@@ -30,6 +29,8 @@ from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.stand_ins import lacks_values
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.executor.torch_private.operators import pytree
+from loadmaster.executor.torch_private.sharded_tensors import replicate_implicitly
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 
@@ -85,7 +86,7 @@ class ModuleStep:
         if on_shares:
             # As ``implicit_replication``, but for backward passes, too: tensors that the model makes in its own code,
             # masks for example, are equal on all ranks.
-            DTensor._op_dispatcher._allow_implicit_replication = True
+            replicate_implicitly()
         # On CPUs the fused attention has no rule for shares.
         plain = on_shares and self._device.type == "cpu"
         with sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext():

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from loadmaster.executor.partition.checkpoints import inherit_checkpoint
 from loadmaster.executor.steps.places import inherit
+from loadmaster.executor.torch_private.operators import OpOverload, schema_of
+from loadmaster.executor.torch_private.tracing import make_fx
 
 aten = torch.ops.aten
 _MEAN, _SUM = 1, 2
@@ -148,14 +149,17 @@ def _mean_loss_backward(node: fx.Node) -> Rewrite | None:
 
 def _place_of_reduction(node: fx.Node) -> int | None:
     """Place of the argument ``reduction``, after defaults are written out; None where no reduction is asked for."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    names = [argument.name for argument in node.target._schema.arguments]
+    assert isinstance(node.target, OpOverload)
+    names = [argument.name for argument in schema_of(node.target).arguments]
     at = names.index("reduction")
     if len(node.args) > at:
         return at if node.args[at] in (_MEAN, _SUM) else None
     if node.kwargs:
         return None
-    node.args = (*node.args, *[argument.default_value for argument in node.target._schema.arguments][len(node.args) :])
+    node.args = (
+        *node.args,
+        *[argument.default_value for argument in schema_of(node.target).arguments][len(node.args) :],
+    )
     return at
 
 

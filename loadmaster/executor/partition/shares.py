@@ -13,11 +13,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.redistribute import Redistributor
 from loadmaster.executor.partition.uneven_shares import UnevenShare
+from loadmaster.executor.torch_private.modules import (
+    BatchNorm,
+    buffers_of,
+    children_of,
+    copy_non_persistent,
+    parameters_of,
+)
+from loadmaster.executor.torch_private.sharded_tensors import local_part_of, spec_of
 from loadmaster.models.partition.placements import WHOLE, Placement
 
 
@@ -49,14 +56,14 @@ class Shares(nn.Module):
         made[model] = self
         for module, container in made.items():
             container.training = module.training
-            container._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
-            for name, parameter in module._parameters.items():
+            copy_non_persistent(module, container)
+            for name, parameter in parameters_of(module).items():
                 own: Any = None if parameter is None else shares[id(parameter)]
-                container._parameters[name] = own
-            for name, buffer in module._buffers.items():
-                container._buffers[name] = None if buffer is None else shares[id(buffer)]
-            for name, child in module._modules.items():
-                container._modules[name] = None if child is None else made[child]
+                parameters_of(container)[name] = own
+            for name, buffer in buffers_of(module).items():
+                buffers_of(container)[name] = None if buffer is None else shares[id(buffer)]
+            for name, child in children_of(module).items():
+                children_of(container)[name] = None if child is None else made[child]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the loss of one batch with these shares, a scalar."""
@@ -79,7 +86,7 @@ class Shares(nn.Module):
         return super().train(mode)
 
 
-class _BatchNormShares(_BatchNorm):
+class _BatchNormShares(BatchNorm):
     """Shares of a batch norm: ``torch.optim.swa_utils.update_bn`` finds it, and is refused."""
 
     def __init__(self) -> None:
@@ -97,7 +104,7 @@ class _BatchNormShares(_BatchNorm):
 
 
 def _container(module: nn.Module) -> nn.Module:
-    return _BatchNormShares() if isinstance(module, _BatchNorm) else nn.Module()
+    return _BatchNormShares() if isinstance(module, BatchNorm) else nn.Module()
 
 
 def as_dtensor(values: Tensor, shape: Sequence[int], redistribute: Redistributor, placement: Placement) -> Tensor:
@@ -113,16 +120,16 @@ def as_dtensor(values: Tensor, shape: Sequence[int], redistribute: Redistributor
 def local(share: Tensor) -> Tensor:
     """Return the local tensor of a share."""
     assert isinstance(share, DTensor)
-    held = share._local_tensor
+    held = local_part_of(share)
     return held.own if isinstance(held, UnevenShare) else held
 
 
 def like(share: Tensor, values: Tensor) -> Tensor:
     """Make a ``DTensor`` of this rank's values in a share's placement; ``from_local`` takes twenty times as long."""
     assert isinstance(share, DTensor)
-    held = share._local_tensor
+    held = local_part_of(share)
     values = held.like(values) if isinstance(held, UnevenShare) else values
-    return DTensor(values, share._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor(values, spec_of(share), requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def placement_of(share: Tensor) -> Placement:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.checkpoints import with_checkpoints
@@ -21,6 +19,8 @@ from loadmaster.executor.steps.places import places
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import given_tensors, trace
+from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporarily
+from loadmaster.executor.torch_private.operators import pytree
 from loadmaster.models.canonical import canonical_json, plain
 from loadmaster.models.partition.problem import (
     Axis,

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.limits import NotUnderstoodError
@@ -17,6 +15,8 @@ from loadmaster.executor.costs.materialize import filled, fills_of
 from loadmaster.executor.partition.local import results_of, with_told
 from loadmaster.executor.partition.verify import holds
 from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporarily
+from loadmaster.executor.torch_private.operators import OpOverload, pytree, schema_of
 from loadmaster.models.partition.problem import Strategy
 from loadmaster.models.partition.tdl.aten import formula_of
 from loadmaster.models.partition.tdl.calls import Call
@@ -64,8 +64,8 @@ def operands(node: fx.Node) -> list[Operand]:
 
 def schema(node: fx.Node) -> Any:
     """Return the schema of the operator that a node calls."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    return node.target._schema
+    assert isinstance(node.target, OpOverload)
+    return schema_of(node.target)
 
 
 def is_tensor(node: fx.Node) -> bool:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from loadmaster.errors import InputError
+from loadmaster.executor.torch_private.operators import make_wrapper_subclass, schema_of
 
 aten = torch.ops.aten
 _LIST_OPERATORS = ("_foreach_", "_fused_", "_amp_foreach_")
@@ -56,7 +57,7 @@ class UnevenShare(Tensor):
     @staticmethod
     def __new__(cls, values: Tensor, offsets: Sequence[int], whole: Sequence[int]) -> UnevenShare:
         shape, stride = values.shape, values.stride()
-        found: UnevenShare = Tensor._make_wrapper_subclass(cls, shape, stride, dtype=values.dtype, device=values.device)
+        found: UnevenShare = make_wrapper_subclass(cls, shape, stride, dtype=values.dtype, device=values.device)
         found.own, found.offsets, found.whole = values, torch.Size(offsets), torch.Size(whole)
         return found
 
@@ -81,7 +82,7 @@ class UnevenShare(Tensor):
         made = func(*map(_values, args), **{name: _values(value) for name, value in (kwargs or {}).items()})
         if func in _NORMS or made is None:
             return made
-        if func._schema.is_mutable and not isinstance(made, (list, tuple)):
+        if schema_of(func).is_mutable and not isinstance(made, (list, tuple)):
             return args[0]
         first = next(value for value in args if _holds_share(value))
         pairs = zip(first, made, strict=True) if isinstance(made, (list, tuple)) else [(first, made)]

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.utils import _pytree as pytree
 
 from loadmaster.executor.partition.module_layout import Layout, Lies, Shape
+from loadmaster.executor.torch_private.modules import buffers_of, parameters_of
+from loadmaster.executor.torch_private.operators import pytree
 
 
 def mesh_of(layout: Layout, device_type: str) -> DeviceMesh:
@@ -49,7 +50,7 @@ def _as_dtensors(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict
     known: dict[int, nn.Parameter] = {}
     replicated = (Replicate(),) * mesh.ndim
     for module in model.modules():
-        for own, parameter in module._parameters.items():
+        for own, parameter in parameters_of(module).items():
             if parameter is None:
                 continue
             if id(parameter) not in known:
@@ -57,10 +58,10 @@ def _as_dtensors(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict
                 lies = layout.on_tensor_axes(layout.parameters[name]) if name in layout.parameters else replicated
                 split = distribute_tensor(parameter.detach(), mesh, lies, src_data_rank=None)
                 known[id(parameter)] = nn.Parameter(split, requires_grad=parameter.requires_grad)
-            module._parameters[own] = known[id(parameter)]
-        for own, buffer in module._buffers.items():
+            parameters_of(module)[own] = known[id(parameter)]
+        for own, buffer in buffers_of(module).items():
             if buffer is not None:
-                module._buffers[own] = distribute_tensor(buffer, mesh, replicated, src_data_rank=None)
+                buffers_of(module)[own] = distribute_tensor(buffer, mesh, replicated, src_data_rank=None)
     return {id(new): names[old] for old, new in known.items()}
 
 
@@ -87,7 +88,7 @@ def _hook(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
         return pytree.tree_map_only(DTensor, DTensor.full_tensor, output)
 
     for path, module in model.named_modules():
-        if any(parameter is not None for parameter in module._parameters.values()):
+        if any(parameter is not None for parameter in parameters_of(module).values()):
             module.register_forward_pre_hook(enter(layout.entering.get(path, {})))
             module.register_forward_hook(leave(layout.leaving.get(path, {})))
     model.register_forward_pre_hook(distribute, prepend=True, with_kwargs=True)

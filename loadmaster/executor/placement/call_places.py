@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 import loadmaster
 from loadmaster.executor.steps.places import NOWHERE, Place
 from loadmaster.executor.steps.step import Step
+from loadmaster.executor.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
 
 _NOT_THE_MODELS = (
     *(str(Path(package.__file__ or "").parent) + "/" for package in (torch, loadmaster)),
@@ -73,15 +74,15 @@ class CallPlaces:
 
     def here(self) -> Place:
         """Return the place of the operator that is being called."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_node()
         if self._running:
             place = Place(self._running[-1], _line())
             if node is None and torch.is_grad_enabled():
                 # The node of a forward operator is made before the operator is called.
-                self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
+                self._forward.setdefault(next_sequence_number() - 1, place)
             return place
         if node is not None:
-            return self._forward.get(node._sequence_nr(), NOWHERE)
+            return self._forward.get(sequence_number_of(node), NOWHERE)
         return self.otherwise
 
 

@@ -19,12 +19,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    unset_fake_temporarily,
-)
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
@@ -40,6 +34,12 @@ from loadmaster.executor.steps.places import Place
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.stand_ins import lacks_values
 from loadmaster.executor.steps.step import Loss, NoLossError
+from loadmaster.executor.torch_private.fake_tensors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
 from loadmaster.models.placement.problem import PlacementProblem, Tier
 
 

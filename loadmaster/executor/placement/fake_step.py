@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.stand_ins import replaced
 from loadmaster.executor.steps.step import Loss, Step
+from loadmaster.executor.torch_private.autograd import storage_key
+from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
+from loadmaster.executor.torch_private.operators import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +75,15 @@ class _Made:
         return self._tensors[id(tensor)][1]
 
     def _fake(self, tensor: Tensor) -> Tensor:
-        if tensor.layout != torch.strided or torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
+        if tensor.layout != torch.strided or is_traceable_wrapper_subclass(tensor):
             remedy = "Use plain dense tensors; a sharded or quantized model is traced before it is wrapped."
             raise InputError("model", type(tensor).__name__, "holds a tensor that is no plain memory", remedy)
         device = torch.device("cpu") if tensor.is_meta else tensor.device
         with self.mode, torch.no_grad():
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._storages:
-                self._storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
-            base = self._storages[storage._cdata]
+            if storage_key(storage) not in self._storages:
+                self._storages[storage_key(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+            base = self._storages[storage_key(storage)]
             made = torch.empty(0, dtype=tensor.dtype, device=device)
             made.set_(base.untyped_storage(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
             if isinstance(tensor, nn.Parameter):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.steps.layouts import fills
+from loadmaster.executor.torch_private.operators import schema_if_any
 
 aten = torch.ops.aten
 
@@ -82,7 +83,7 @@ class _Mutable:
 
 @cache
 def _mutable(func: Any) -> _Mutable:
-    schema = getattr(func, "_schema", None)
+    schema = schema_if_any(func)
     if schema is None:
         return _Mutable(frozenset(), frozenset(), frozenset(), False)
     written = [

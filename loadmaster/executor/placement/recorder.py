@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadmaster.executor.costs.calls import Call
 from loadmaster.executor.placement.operands import (
@@ -26,6 +25,8 @@ from loadmaster.executor.placement.operands import (
 from loadmaster.executor.placement.splitting import joined, parts_of
 from loadmaster.executor.placement.storages import StorageTable
 from loadmaster.executor.steps.places import NOWHERE, Place
+from loadmaster.executor.torch_private.autograd import current_node, storage_key
+from loadmaster.executor.torch_private.operators import TorchDispatchMode
 from loadmaster.models.placement.problem import Role
 
 
@@ -160,7 +161,7 @@ class Notes:
                 place = self._place().module
                 op = str(func).removeprefix("aten.").removesuffix(".default")
                 name = op if place is None else f"{place}: {op}"
-                if torch._C._current_autograd_node() is not None:
+                if current_node() is not None:
                     name += " in backward"
                 stored = self._stored(tensor, name, "activation")
                 stored.born = len(self.recording.operators)
@@ -195,6 +196,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether all results are on storages of the arguments."""
-    given = {t.untyped_storage()._cdata for t in tensors_in((*args, *kwargs.values())) if t.layout == torch.strided}
-    made = [t.untyped_storage()._cdata for t in tensors_in(result) if t.layout == torch.strided]
+    given = {
+        storage_key(t.untyped_storage()) for t in tensors_in((*args, *kwargs.values())) if t.layout == torch.strided
+    }
+    made = [storage_key(t.untyped_storage()) for t in tensors_in(result) if t.layout == torch.strided]
     return bool(made) and all(storage in given for storage in made)

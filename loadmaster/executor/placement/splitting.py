@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import torch
+from loadmaster.executor.torch_private.operators import OpOverload, schema_of
 
 _ONE_BY_ONE = ("_foreach_", "_fused_", "_amp_foreach_")
 # These compute one value of their lists, not one for each tensor.
@@ -20,12 +20,12 @@ _WHOLE = ("_fused_dropout", "_fused_moving_avg_obs_fq_helper", "_fused_sdp_choic
 
 @cache
 def _is_over_lists(func: Any) -> bool:
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         return False
-    name = func._schema.name.rpartition("::")[2]
+    name = schema_of(func).name.rpartition("::")[2]
     if not name.startswith(_ONE_BY_ONE) or name.startswith(_WHOLE):
         return False
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     return bool(arguments) and str(arguments[0].type) == "List[Tensor]"
 
 

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from loadmaster.executor.torch_private.autograd import storage_key
+
 _Record = TypeVar("_Record")
 
 
@@ -27,12 +29,12 @@ class StorageTable(Generic[_Record]):
 
     def get(self, storage: torch.UntypedStorage) -> _Record | None:
         """Return the record of a storage; None if the storage is not known."""
-        found = self._records.get(storage._cdata)
+        found = self._records.get(storage_key(storage))
         return None if found is None else found[1]
 
     def add(self, storage: torch.UntypedStorage, record: _Record) -> _Record:
         """Keep a record of a storage until it dies."""
-        key = storage._cdata
+        key = storage_key(storage)
 
         def freed(_: object) -> None:
             found = self._records.pop(key, None)

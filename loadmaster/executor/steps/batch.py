@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from loadmaster.errors import InputError
+from loadmaster.executor.torch_private.modules import forward_pre_hooks_of, without_compile
 
 _MOST_NAMES = 12
 
@@ -84,7 +85,7 @@ class Parameters:
     @classmethod
     def of(cls, model: nn.Module) -> Parameters:
         """Read the parameters of the model that is called, below ``torch.compile``."""
-        signature = _signature(getattr(model, "_orig_mod", model).forward)
+        signature = _signature(without_compile(model).forward)
         if signature is None:
             return cls()
         found = list(signature.parameters.values())
@@ -139,7 +140,7 @@ class Forward:
     def of(cls, model: nn.Module) -> Forward:
         """Read the signature of a model's ``forward``, as it is called."""
         # A decorated forward may take more than what it decorates (transformers' return_dict).
-        signature = None if model._forward_pre_hooks else _signature(model.forward, follow_wrapped=False)
+        signature = None if forward_pre_hooks_of(model) else _signature(model.forward, follow_wrapped=False)
         return cls(type(model).__name__, signature)
 
     def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -14,15 +14,20 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
-from torch._guards import TracingContext
-from torch._inductor.cudagraph_trees import cudagraphify_impl, get_manager
-from torch._inductor.cudagraph_utils import get_placeholder_info
-from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
 
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import Compiler
 from loadmaster.executor.steps.transfers import fetch, send
+from loadmaster.executor.torch_private.inductor import (
+    count_tangents,
+    cudagraphify_impl,
+    find_input_mutations,
+    get_first_incompatible_cudagraph_node,
+    get_manager,
+    get_placeholder_info,
+    get_stack_traces,
+)
+from loadmaster.executor.torch_private.tracing import TracingContext, boxed
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +90,7 @@ class CudaGraphs:
             placeholders=placeholders,
             mutated_input_idxs=written,
         )
-        replayed._boxed_call = True  # type: ignore[attr-defined]
-        return replayed
+        return boxed(replayed)
 
     def _after_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a compiled backward pass so that it tells PyTorch of its start: the next forward pass is a new step."""
@@ -99,8 +103,7 @@ class CudaGraphs:
                 manager.set_to_running_backward()
             return run(arguments)
 
-        running._boxed_call = True  # type: ignore[attr-defined]
-        return running
+        return boxed(running)
 
 
 def why_not(module: fx.GraphModule, static: Collection[int]) -> str | None:

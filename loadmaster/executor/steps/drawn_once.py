@@ -15,16 +15,21 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch._functorch import compile_utils, partitioners
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.utils.checkpoint import CheckpointPolicy
 
 from loadmaster.executor.steps import step_graph
 from loadmaster.executor.steps.one_graph.patched import Change, patched
 from loadmaster.executor.steps.step_graph import draws, is_random
+from loadmaster.executor.torch_private.functorch import functorch_config
+from loadmaster.executor.torch_private.inductor import (
+    CustomGraphPass,
+    compile_fx,
+    compile_utils,
+    get_hash_for_files,
+    inductor_config,
+    partitioners,
+)
+from loadmaster.executor.torch_private.operators import OpOverloadPacket
 
 LEAST_BUDGET = 1e-6
 """Smallest ``activation_memory_budget``: a share of what a step keeps, less than any single tensor of it."""
@@ -36,7 +41,7 @@ class _DrawingOperators:
     """Stand-in for PyTorch's list of operators whose nodes are never merged: all operators that draw random numbers."""
 
     def __contains__(self, target: object) -> bool:
-        if not isinstance(target, torch._ops.OpOverloadPacket):
+        if not isinstance(target, OpOverloadPacket):
             return False
         return any(draws(getattr(target, name)) for name in target.overloads())  # type: ignore[no-untyped-call]
 

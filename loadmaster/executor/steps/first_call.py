@@ -18,6 +18,7 @@ from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.unchanged import attributes, unchanged
 from loadmaster.executor.steps.wrappers import is_among_ranks, own_module
+from loadmaster.executor.torch_private.modules import buffers_of
 
 _Tensors = dict[str, torch.Tensor | None]
 
@@ -33,19 +34,19 @@ def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
     if is_among_ranks():
         return False
     step = Step(own_module(model), loss)
-    before = [(module, dict(module._buffers), attributes(module)) for module in step.modules()]
+    before = [(module, dict(buffers_of(module)), attributes(module)) for module in step.modules()]
     try:
         with unchanged(step, batch), torch.no_grad():
             step(*batch.args, **batch.kwargs)
             made = [
-                (m, _of_another_shape(m._buffers, buffers), _of_another_shape(attributes(m), others))
+                (m, _of_another_shape(buffers_of(m), buffers), _of_another_shape(attributes(m), others))
                 for m, buffers, others in before
             ]
     except Exception as error:  # noqa: BLE001 - the model's own
         logger.info("the model cannot be called: %s: %s", type(error).__name__, error)
         return False
     for module, buffers, others in made:
-        module._buffers.update(buffers)
+        buffers_of(module).update(buffers)
         vars(module).update(others)
     return True
 

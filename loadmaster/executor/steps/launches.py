@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from torch._inductor.codecache import PyCodeCache
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-SKIPS_BY_ITSELF = hasattr(CachingAutotuner, "_build_fast_launcher")
+from loadmaster.executor.torch_private.inductor import LAUNCHES_FAST, CachingAutotuner, PyCodeCache, is_launcher_static
 
 
 class Launched:
@@ -43,7 +40,7 @@ def noting_modules(modules: list[ModuleType]) -> Iterator[None]:
 
 def launch_directly(modules: Iterable[ModuleType]) -> None:
     """Launch the kernels of these modules directly from here on; the modules must have run once."""
-    if SKIPS_BY_ITSELF:
+    if LAUNCHES_FAST:
         return
     for module in modules:
         for name, held in list(vars(module).items()):
@@ -62,4 +59,4 @@ def _launcher_of(held: Any) -> Callable[..., None] | None:
     if held.inductor_meta.get("coordinate_descent_tuning", False) and not is_tuned:
         return None
     # Others may need memory that Triton asks for at a launch, or have their binary stored.
-    return launcher if getattr(launcher, "_is_static", False) else None
+    return launcher if is_launcher_static(launcher) else None

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from loadmaster.executor.torch_private.autograd import storage_key
+from loadmaster.executor.torch_private.devices import DeviceType
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def measure(
         run()
     if where.type == "cuda":
         return _on_cuda(run, where, repeats)
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in resident}
+    storages = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in resident}
     base = sum(storages.values())
     peak = cpu_peak_bytes(run)
     times = times_us(run, where, repeats)

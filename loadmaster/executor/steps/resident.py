@@ -11,6 +11,7 @@ from torch import nn
 
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
+from loadmaster.executor.torch_private.autograd import storage_key
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def device_of(model: nn.Module, batch: AnyBatch) -> torch.device:
 
 def one_of_each_storage(held: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of distinct storages: the last one of each storage."""
-    return list({t.untyped_storage()._cdata: t for t in held}.values())
+    return list({storage_key(t.untyped_storage()): t for t in held}.values())
 
 
 def _storage_bytes(held: Iterable[torch.Tensor]) -> int:

@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._guards import CompileId
-from torch._inductor import config as inductor_config
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.fx._graph_pickler import GraphPickler, Options
+
+from loadmaster.executor.torch_private.dynamo import GraphPickler, PickleOptions
+from loadmaster.executor.torch_private.fake_tensors import FakeTensor, FakeTensorMode
+from loadmaster.executor.torch_private.functorch import functorch_config
+from loadmaster.executor.torch_private.inductor import inductor_config
+from loadmaster.executor.torch_private.operators import is_view_of_another
+from loadmaster.executor.torch_private.tracing import note_as_dynamo_does
 
 # Which inputs stay where they are from step to step: torch.compile keeps those for the backward pass at no cost.
 _KEPT, _STATIC = "tensor_dict", "_dynamo_static_input_type"
@@ -44,13 +46,13 @@ def sent(module: fx.GraphModule) -> bytes:
         static = node.meta.get(_KEPT, {}).get(_STATIC)
         node.meta = {} if static is None else {_KEPT: {_STATIC: static}}
     inputs = [_no_view(node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
-    options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key == _KEPT)
+    options = PickleOptions(ops_filter=None, node_metadata_key_filter=lambda key: key == _KEPT)
     return GraphPickler.dumps((fx.GraphModule(module, graph), inputs), options)
 
 
 def _no_view(fake: Any) -> Any:
     """Make an equal fake tensor of the same storage that is not a view: some PyTorch versions cannot send the base."""
-    if not isinstance(fake, FakeTensor) or not fake._is_view():
+    if not isinstance(fake, FakeTensor) or not is_view_of_another(fake):
         return fake
     with fake.fake_mode, torch.no_grad():
         own = torch.empty(0, dtype=fake.dtype, device=fake.device)
@@ -61,10 +63,7 @@ def _no_view(fake: Any) -> Any:
 def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[Any]]:
     """Unpickle the graph, as a backend of torch.compile gets it, and the fake tensors that it is called with."""
     module, inputs = cast(tuple[Any, list[Any]], GraphPickler.loads(data, mode))
-    module.meta["dynamo_compile_id"] = CompileId(frame_id=0, frame_compile_id=0)
-    module._param_name_to_source = {}
-    for node in module.graph.find_nodes(op="placeholder"):
-        node._dynamo_source = None
+    note_as_dynamo_does(module)
     return module, inputs
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from loadmaster.errors import InputError
+from loadmaster.executor.torch_private.devices import memory_snapshot, record_memory_history
 
 MAX_ENTRIES = 100_000  # events; a step has a few thousand
 
@@ -28,13 +29,13 @@ def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[st
     """
     expect_history(device)
     torch.cuda.synchronize(device)
-    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
+    record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
     try:
         step()
         torch.cuda.synchronize(device)
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
+        snapshot: dict[str, Any] = memory_snapshot(device)
     finally:
-        torch.cuda.memory._record_memory_history(None)
+        record_memory_history(None)
     return snapshot
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.torch_private.fake_tensors import FakeTensor, unset_fake_temporarily
+from loadmaster.executor.torch_private.modules import buffers_of, parameters_of
+from loadmaster.executor.torch_private.operators import pytree
 
 
 def has_no_values(value: object) -> bool:
@@ -53,7 +54,7 @@ def replaced(
     tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
         for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
-            both: tuple[dict[str, Any], ...] = (inner._parameters, inner._buffers)
+            both: tuple[dict[str, Any], ...] = (parameters_of(inner), buffers_of(inner))
             for held in both:
                 tables.append((held, dict(held)))
                 for name, tensor in list(held.items()):

@@ -20,6 +20,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from loadmaster.executor.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
+
 _CUDA_BLOCK_BYTES = 512  # the CUDA caching allocator rounds every request up to this
 
 
@@ -28,9 +30,9 @@ def is_view(node: fx.Node) -> bool:
     target = node.target
     if target is torch.ops.aten._unsafe_view.default:  # a view that its schema does not declare
         return True
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
-    aliases = [r.alias_info for r in target._schema.returns]
+    aliases = [r.alias_info for r in schema_of(target).returns]
     return any(a is not None and not a.is_write for a in aliases)
 
 
@@ -57,16 +59,16 @@ def is_compute(node: fx.Node) -> bool:
 
 def draws(target: object) -> bool:
     """Return whether an operator may draw random numbers, by its tag ``nondeterministic_seeded``."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def draws_with(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operator draws random numbers with these arguments."""
-    if isinstance(target, torch._ops.HigherOrderOperator):  # of an operator that writes to its arguments
+    if isinstance(target, HigherOrderOperator):  # of an operator that writes to its arguments
         return any(map(draws, args))
-    if not isinstance(target, torch._ops.OpOverload) or not draws(target):
+    if not isinstance(target, OpOverload) or not draws(target):
         return False
-    names = [a.name for a in target._schema.arguments]
+    names = [a.name for a in schema_of(target).arguments]
     if "dropout_p" in names:  # attention carries the tag even where it drops nothing
         at = names.index("dropout_p")
         chance: Any = kwargs.get("dropout_p", args[at] if at < len(args) else 0.0)
@@ -82,13 +84,13 @@ def is_random(node: fx.Node) -> bool:
 def is_mutating(node: fx.Node) -> bool:
     """Return whether the node writes to one of its inputs."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and schema_of(target).is_mutable
 
 
 def is_collective(node: fx.Node) -> bool:
     """Return whether the node communicates: every rank would have to run it again."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in ("_c10d_functional", "c10d", "symm_mem")
+    return isinstance(target, OpOverload) and target.namespace in ("_c10d_functional", "c10d", "symm_mem")
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
@@ -113,8 +115,8 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 def view_source(node: fx.Node) -> fx.Node:
     """Return the input whose storage a view shares."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for argument, schema in zip(node.args, node.target._schema.arguments, strict=False):
+    assert isinstance(node.target, OpOverload)
+    for argument, schema in zip(node.args, schema_of(node.target).arguments, strict=False):
         if isinstance(argument, fx.Node) and (
             schema.alias_info is not None or node.target is torch.ops.aten._unsafe_view.default
         ):

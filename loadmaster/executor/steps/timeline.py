@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from loadmaster.executor.torch_private.devices import DeviceType
 
 # Kernels that Inductor writes (its matrix products apart), PyTorch's own, Loadmaster's, and copies inside the device.
 _MOVES = re.compile(r"triton_(?!tem|mm|bmm|convolution)|_(?!Z)|.*(at::native|Memcpy DtoD|Memset|batch_?norm|bn_[fb]w)")

@@ -13,8 +13,6 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.compile_fx import compile_fx_inner
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
@@ -30,6 +28,7 @@ from loadmaster.executor.steps.one_graph.patched import patched
 from loadmaster.executor.steps.one_graph.sequential_checkpoints import trace_sequential_checkpoints
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
+from loadmaster.executor.torch_private.inductor import aot_autograd, compile_fx_inner
 
 Mode = Literal["default", "reduce-overhead"]
 Half = Literal["forward", "backward"]

@@ -12,6 +12,7 @@ from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import tensors
+from loadmaster.executor.torch_private.modules import buffers_of, gradient_hooks_of
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
     """
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
     copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
-    registered = [(m, dict(m._buffers), attributes(m)) for m in step.modules()]
+    registered = [(m, dict(buffers_of(m)), attributes(m)) for m in step.modules()]
     gradients = [(t, t.requires_grad, t.grad) for t in held if t.is_leaf]
     device = device_of(step, batch)
     with (
@@ -40,7 +41,7 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
             for tensor, requires_grad, gradient in gradients:
                 tensor.requires_grad, tensor.grad = requires_grad, gradient
             for module, buffers, others in registered:
-                module._buffers.update(buffers)
+                buffers_of(module).update(buffers)
                 vars(module).update(others)
             with torch.no_grad():
                 for tensor, copy in copies:
@@ -56,7 +57,7 @@ def attributes(module: nn.Module) -> dict[str, torch.Tensor | None]:
 @contextlib.contextmanager
 def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     """Take hooks off gradients inside the block. They are emptied in place, for the handles that remove hooks."""
-    hooks = [h for t in leaves for h in (t._backward_hooks, getattr(t, "_post_accumulate_grad_hooks", None)) if h]
+    hooks = [h for t in leaves for h in gradient_hooks_of(t)]
     kept = [dict(h) for h in hooks]
     for hook in hooks:
         hook.clear()

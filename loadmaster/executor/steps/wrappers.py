@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.step_graph import tensor_bytes
+from loadmaster.executor.torch_private.modules import has_backward_hooks
 
 Parallel = Literal["ddp", "fsdp2"]
 PARALLEL: tuple[Parallel, ...] = ("ddp", "fsdp2")
@@ -112,7 +113,7 @@ def own_module(model: nn.Module) -> nn.Module:
         if isinstance(module, FullyShardedDataParallel):
             remedy = "Use FSDP2: fully_shard(apply(plan, model, loss))."
             raise InputError(field, kind, "gathers its parameters inside the step", remedy)
-        if module._backward_hooks or module._backward_pre_hooks:
+        if has_backward_hooks(module):
             remedy = "Hook its parameters instead (Tensor.register_hook)."
             raise InputError(field, kind, "has a hook on its backward pass, which no graph holds", remedy)
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

@@ -49,7 +49,7 @@ def launched_directly(held):
 @pytest.fixture
 def before_torch_2_13(monkeypatch):
     """PyTorch's own object does not skip what it asks."""
-    monkeypatch.setattr(launches, "SKIPS_BY_ITSELF", False)
+    monkeypatch.setattr(launches, "LAUNCHES_FAST", False)
 
 
 @pytest.mark.usefixtures("before_torch_2_13")
@@ -81,7 +81,7 @@ def test_a_kernel_with_more_to_do_is_left_alone(other):
 
 
 def test_nothing_is_done_where_pytorch_skips_it_itself(monkeypatch):
-    monkeypatch.setattr(launches, "SKIPS_BY_ITSELF", True)
+    monkeypatch.setattr(launches, "LAUNCHES_FAST", True)
     tuned = kernel([launcher([])])
     assert launched_directly(tuned) is tuned
 
@@ -116,4 +116,4 @@ def test_steps_that_launch_directly_train_as_plain_pytorch():
     torch.testing.assert_close(trained(model, planned(model, batch[0], loss), batch), expected)
     torch.testing.assert_close(trained(under_knob, KnobStep(under_knob, loss, knob=0.5), batch), expected)
     direct = [v for m in PyCodeCache.modules for v in vars(m).values() if isinstance(v, Launched)]
-    assert bool(direct) != launches.SKIPS_BY_ITSELF
+    assert bool(direct) != launches.LAUNCHES_FAST

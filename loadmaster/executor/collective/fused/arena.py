@@ -22,6 +22,7 @@ from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.collective.faults import Unanswered, peer_error
 from loadmaster.executor.collective.fused.kernel import FAILURE_WORDS, Kernels
 from loadmaster.executor.collective.fused.table import Protocol, Table
+from loadmaster.executor.torch_private.distributed import symmetric_memory
 
 _MARK = 0x10AD
 
@@ -183,8 +184,7 @@ def arena_of(group: dist.ProcessGroup, device: torch.device, capacity: Capacity 
 
 def _shared(group: dist.ProcessGroup, device: torch.device, size_bytes: int) -> tuple[torch.Tensor, list[int]]:
     """Make zeros that all ranks share, and try them out; return this rank's, and the address of every rank's."""
-    import torch.distributed._symmetric_memory as symmetric
-
+    symmetric = symmetric_memory()
     # A multicast object outlives the process that fails with it; nothing here needs one.
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     try:

@@ -28,6 +28,7 @@ from loadmaster.executor.collective.fused.operations import Buffers, Operation, 
 from loadmaster.executor.collective.fused.shared import SHARED, shared_is_input, shared_table
 from loadmaster.executor.collective.fused.table import MOST_RANKS, Table, table_of
 from loadmaster.executor.collective.sums import averages, kind_of
+from loadmaster.executor.torch_private.devices import raw_stream
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.lowering import Lowered, lower
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
@@ -240,7 +241,7 @@ class FusedEngine:
                 f"bytes of input and output are not {[input_bytes, output_bytes]}",
                 "Give these.",
             )
-        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        stream = raw_stream(self._device_index)
         if stream != arena.stream:
             arena.order(stream)
         given = 0 if input is None else input.data_ptr()

@@ -13,12 +13,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from loadmaster.executor.collective.calls import Call
 from loadmaster.executor.collective.engine import grain_bytes
 from loadmaster.executor.collective.native.launching import LaunchEngine, Launcher
 from loadmaster.executor.collective.process_group import PlannedGroup
+from loadmaster.executor.torch_private.distributed import (
+    backend_of,
+    device_types_of,
+    register_backend,
+    set_default_backend,
+    set_group_name,
+    store_of,
+)
 from loadmaster.models.collective.problem import Collective
 
 Decision = tuple[str, bool, int, int, list[tuple[int, int, int, int, int]]]
@@ -53,7 +60,7 @@ class NativeGroup:
             module: the compiled backend's.
         """
         inner = planned_group.inner
-        store: Any = c10d._get_process_group_store(inner)
+        store: Any = store_of(inner)
         group = self.process_group = dist.ProcessGroup(store, inner.rank(), inner.size())
         self.planned_group, self.inner = planned_group, inner
         device = launcher.device
@@ -61,7 +68,7 @@ class NativeGroup:
         backend = module.PlannedBackend(
             inner.rank(),
             inner.size(),
-            inner._get_backend(device),
+            backend_of(inner, device),
             device,
             launcher.enqueue_address,
             launcher.stream_address,
@@ -74,13 +81,13 @@ class NativeGroup:
         if inner.bound_device_id is not None:
             group.bound_device_id = inner.bound_device_id
         # The planned one first: devices that share a kind of backend get the first of that kind.
-        for one in sorted(inner._device_types, key=lambda one: one.type != device.type):
-            of_inner = inner._get_backend(one)
+        for one in sorted(device_types_of(inner), key=lambda one: one.type != device.type):
+            of_inner = backend_of(inner, one)
             kind = dist.Backend.backend_type_map.get(of_inner.name(), dist.ProcessGroup.BackendType.CUSTOM)
-            group._register_backend(one, kind, backend if one.type == device.type else of_inner)
-            group._set_default_backend(kind)
+            register_backend(group, one, kind, backend if one.type == device.type else of_inner)
+            set_default_backend(group, kind)
         given: Any = name
-        group._set_group_name(given)
+        set_group_name(group, given)
 
     @property
     def planned(self) -> Counter[tuple[str, str]]:

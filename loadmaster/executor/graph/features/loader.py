@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.gather import INDEX_DTYPES, expect_nodes
 from loadmaster.executor.graph.features.hot_rows import HotRows
 from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor
+from loadmaster.executor.torch_private.operators import pytree
 
 Rows = Tensor | HotRows
 Nodes = Tensor | Mapping[str, Tensor]
@@ -197,7 +197,7 @@ class FeatureLoader:
 
 
 def _on_gpu(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_cuda]
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor) and t.is_cuda]
 
 
 def _one(nodes: Nodes) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.canaries import TRIED_FROM_BYTES, reads_in_place
@@ -21,6 +20,7 @@ from loadmaster.executor.graph.features.gather import expect_in_range, gather_ro
 from loadmaster.executor.graph.features.host_memory import host_empty
 from loadmaster.executor.graph.features.row_reads import OPERATORS, row_read
 from loadmaster.executor.graph.features.rules import Affinity, Placement, expect_affinity, placement
+from loadmaster.executor.torch_private.operators import make_subclass, no_torch_function, pytree, schema_of
 
 _HOST = torch.device("cpu")
 
@@ -39,7 +39,7 @@ class UnifiedTensor(Tensor):
         writable: False for the memory of a file.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     is_unified = True
     cpu_view: Tensor
@@ -59,7 +59,7 @@ class UnifiedTensor(Tensor):
         in_place: bool | None = None,
         writable: bool = True,
     ) -> UnifiedTensor:
-        self: UnifiedTensor = torch.Tensor._make_subclass(cls, host)
+        self: UnifiedTensor = make_subclass(cls, host)
         self.cpu_view, self.affinity, self.result_device = host, affinity, result_device
         self.debug, self.writable = debug, writable
         self._in_place = {} if in_place is None else {_tried_as(host): in_place}
@@ -197,12 +197,12 @@ def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run any other operator, by the rules of placement."""
-    schema = func._schema
-    operands = [t for t in tree_flatten((list(args), kwargs))[0] if isinstance(t, Tensor)]
+    schema = schema_of(func)
+    operands = [t for t in pytree.tree_flatten((list(args), kwargs))[0] if isinstance(t, Tensor)]
     tables = [t for t in operands if isinstance(t, UnifiedTensor)]
     plain = [t for t in operands if not isinstance(t, UnifiedTensor)]
     if func.is_view:
-        return tree_map(
+        return pytree.tree_map(
             lambda t: tables[0]._like(t) if isinstance(t, Tensor) else t, func(*_host(args), **_host(kwargs))
         )
     written = _written(schema, args, kwargs)
@@ -214,7 +214,9 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     place = _place(tables, plain, returns=len(schema.returns), tensors=_returns_tensors(schema))
     if place.computes_on == "host":
         made = func(*_host(args), **_host(kwargs))
-        return tree_map(lambda t: t if any(t is p for p in plain) else _unified(t, tables[0], place.affinity), made)
+        return pytree.tree_map(
+            lambda t: t if any(t is p for p in plain) else _unified(t, tables[0], place.affinity), made
+        )
     where = next((t.device for t in plain if t.is_cuda), tables[0].result_device)
     if any(argument.name == "device" for argument in schema.arguments):
         return func(*_host(args), **_host(kwargs), device=where)
@@ -238,7 +240,7 @@ def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[T
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [t for t in tree_flatten(value)[0] if isinstance(t, Tensor)]
+            found += [t for t in pytree.tree_flatten(value)[0] if isinstance(t, Tensor)]
     return found
 
 
@@ -267,12 +269,12 @@ def _unified(value: Any, like: UnifiedTensor, affinity: Affinity) -> Any:
 def _same(value: Any, tables: Sequence[UnifiedTensor]) -> Any:
     """Results that are the operands themselves, as in-place operators return them."""
     own = {id(t.cpu_view): t for t in tables}
-    return tree_map(lambda t: own.get(id(t), t), value)
+    return pytree.tree_map(lambda t: own.get(id(t), t), value)
 
 
 def _host(value: Any) -> Any:
     """Unified tensors as the ordinary host tensors that they are."""
-    return tree_map(_plain, value)
+    return pytree.tree_map(_plain, value)
 
 
 def _plain(value: Any) -> Any:
@@ -281,9 +283,9 @@ def _plain(value: Any) -> Any:
 
 def _moved(value: Any, where: torch.device) -> Any:
     """Every tensor brought to a device."""
-    return tree_map(lambda t: t.to(where) if isinstance(t, Tensor) else t, value)
+    return pytree.tree_map(lambda t: t.to(where) if isinstance(t, Tensor) else t, value)
 
 
 def _sent(value: Any, where: torch.device) -> Any:
     """Unified tensors copied to a device, the others as they are."""
-    return tree_map(lambda t: t.cpu_view.to(where) if isinstance(t, UnifiedTensor) else t, value)
+    return pytree.tree_map(lambda t: t.cpu_view.to(where) if isinstance(t, UnifiedTensor) else t, value)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._prims.rng_prims import graphsafe_run_with_rng_state, run_with_rng_state
 
 from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.same_draws import SEED, SameDraws
@@ -21,9 +19,12 @@ from loadmaster.executor.memory.run.backends import eager
 from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.executor.steps.tracing import Compiler, Half, compiled_plainly
+from loadmaster.executor.torch_private.functorch import functorch_config
+from loadmaster.executor.torch_private.operators import rng_prims
+from loadmaster.executor.torch_private.tracing import boxed
 
 _OTHER_SEED = SEED + 1
-_DRAWN_AGAIN = (run_with_rng_state, graphsafe_run_with_rng_state)
+_DRAWN_AGAIN = (rng_prims.run_with_rng_state, rng_prims.graphsafe_run_with_rng_state)
 
 
 class ByOperator:
@@ -66,8 +67,7 @@ class ByOperator:
             self.seeded |= draws.seeded
             return results
 
-        drawing._boxed_call = True  # type: ignore[attr-defined]
-        return drawing
+        return boxed(drawing)
 
 
 class _PlansByOperator(CompiledPlans):

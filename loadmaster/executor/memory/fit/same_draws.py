@@ -13,15 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions_for_rng import extra_random_decomps
-from torch._inductor import inductor_prims
-from torch._prims import rng_prims
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadmaster.executor.memory.implementations.attention import draw_seed
 from loadmaster.executor.memory.implementations.chunks import chunks
 from loadmaster.executor.memory.implementations.dropout import SEED_LIMIT, mixed
 from loadmaster.executor.steps.step_graph import draws, draws_with, tensors
+from loadmaster.executor.torch_private.inductor import extra_random_decomps, inductor_prims
+from loadmaster.executor.torch_private.operators import (
+    HigherOrderOperator,
+    TorchDispatchMode,
+    overload_name_of,
+    overload_of,
+    rng_prims,
+    schema_of,
+)
 
 SEED = 20231
 _BITS = 9  # of a 32-bit word that a float32 between 0 and 1 has no room for
@@ -116,8 +121,8 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _name(func: Any, args: Sequence[Any]) -> str:
     """Name of an operator, the same for its in-place and its functional form."""
-    operator = next(filter(draws, args)) if isinstance(func, torch._ops.HigherOrderOperator) else func
-    name: str = operator._schema.name.removeprefix("aten::")
+    operator = next(filter(draws, args)) if isinstance(func, HigherOrderOperator) else func
+    name: str = schema_of(operator).name.removeprefix("aten::")
     return name.removesuffix("_functional").removesuffix("_")
 
 
@@ -131,33 +136,33 @@ def _dropout(mode: SameDraws, _func: Any, x: Tensor, p: float, train: bool | Non
 def _bernoulli(mode: SameDraws, func: Any, x: Tensor, p: Any = 0.5) -> Tensor:
     """Draw zeros and ones. On a CPU dropout draws with the chance of what is kept."""
     numbers = mode.uniform(x.shape, x.device)
-    if func._overloadname == "default":
+    if overload_name_of(func) == "default":
         kept = numbers < x
     elif isinstance(p, (int, float)) and x.device.type == "cpu":
         kept = numbers > 1 - p
     else:
         kept = numbers < p
-    return x.copy_(kept) if func._schema.is_mutable else kept.to(x.dtype)
+    return x.copy_(kept) if schema_of(func).is_mutable else kept.to(x.dtype)
 
 
 def _rand(mode: SameDraws, func: Any, size: Sequence[int], *_names: Any, **kwargs: Any) -> Tensor:
-    draw = mode.normal if "randn" in func._schema.name else mode.uniform
+    draw = mode.normal if "randn" in schema_of(func).name else mode.uniform
     return draw(size, kwargs.get("device")).to(kwargs.get("dtype") or torch.get_default_dtype())
 
 
 def _rand_like(mode: SameDraws, func: Any, x: Tensor, **kwargs: Any) -> Tensor:
-    draw = mode.normal if "randn" in func._schema.name else mode.uniform
+    draw = mode.normal if "randn" in schema_of(func).name else mode.uniform
     return torch.empty_like(x, **kwargs).copy_(draw(x.shape, kwargs.get("device") or x.device))
 
 
 def _uniform(mode: SameDraws, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     numbers = (mode.uniform(x.shape, x.device) * (high - low) + low).to(x.dtype)
-    return x.copy_(numbers) if func._schema.is_mutable else numbers
+    return x.copy_(numbers) if schema_of(func).is_mutable else numbers
 
 
 def _normal_like(mode: SameDraws, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     numbers = (mode.normal(x.shape, x.device) * std + mean).to(x.dtype)
-    return x.copy_(numbers) if func._schema.is_mutable else numbers
+    return x.copy_(numbers) if schema_of(func).is_mutable else numbers
 
 
 def _rrelu(
@@ -173,10 +178,10 @@ def _rrelu(
         return func(x, noise, low, high, training)
     slopes = _uniform(mode, aten.uniform.default, x, low, high)
     made, slopes = torch.where(x <= 0, x * slopes, x), torch.where(x <= 0, slopes, 1)
-    if not func._schema.is_mutable:
+    if not schema_of(func).is_mutable:
         return made, slopes
     noise.copy_(slopes)
-    return x.copy_(made) if func._schema.name.endswith("_") else made
+    return x.copy_(made) if schema_of(func).name.endswith("_") else made
 
 
 def _randint(mode: SameDraws, func: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -265,6 +270,6 @@ _OWN: dict[Any, Own] = {
     aten.rrelu_with_noise_functional: _rrelu,
     aten.randint: _randint,
     aten.randint_like: _randint_like,
-    draw_seed._opoverload.overloadpacket: _draw_seed,
+    overload_of(draw_seed).overloadpacket: _draw_seed,
     **_inductors(),
 }

@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 from torch import fx
-from torch._inductor import cpu_vec_isa
 
 from loadmaster.executor.steps.step_graph import tensors
+from loadmaster.executor.torch_private.inductor import cpu_vec_isa
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from loadmaster.executor.memory.fit.any_step import AnyStep
 from loadmaster.executor.memory.fit.by_operator import ByOperator
@@ -43,6 +42,7 @@ from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.wrappers import own_module
+from loadmaster.executor.torch_private.operators import pytree
 
 logger = logging.getLogger(__name__)
 

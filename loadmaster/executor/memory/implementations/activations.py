@@ -16,6 +16,7 @@ from loadmaster.executor.memory.implementations.emitting import aten, call, call
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
 from loadmaster.executor.memory.implementations.nothing_encoded import NothingEncoded
 from loadmaster.executor.memory.implementations.registry import Site, Value
+from loadmaster.executor.torch_private.operators import overload_of
 
 RELU_BACKWARD = aten.threshold_backward.default
 HARDTANH_BACKWARD = aten.hardtanh_backward.default
@@ -129,13 +130,13 @@ def _rerun(graph: fx.Graph, site: Site, value: Value) -> fx.Node:
 
 
 def _packed(graph: fx.Graph, parent: fx.Node, value: Value, *limits: object) -> fx.Node:
-    return call(graph, pack_inside._opoverload, value(parent), *limits)
+    return call(graph, overload_of(pack_inside), value(parent), *limits)
 
 
 def _masked(graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
     gradient = site.backward.args[0]
     assert isinstance(gradient, fx.Node)
-    node = call(graph, masked_gradient._opoverload, value(gradient), encoded)
+    node = call(graph, overload_of(masked_gradient), value(gradient), encoded)
     return with_strides_of(graph, node, site.backward)
 
 

@@ -24,6 +24,7 @@ from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.traffic import attention_flop
 from loadmaster.executor.memory.implementations.dropout import SEED_LIMIT
 from loadmaster.executor.memory.implementations.emitting import aten, call
+from loadmaster.executor.torch_private.operators import OpOverload, overload_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Kernel:
         bias: whether the fourth argument of the forward is a bias.
     """
 
-    forward: torch._ops.OpOverload
+    forward: OpOverload
     results: tuple[int, int, int, int]
     dropout: int
     causal: int
@@ -131,7 +132,7 @@ def _(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_args: ob
     return attention_flop(query, key, value)
 
 
-register_limits(seeded_attention._opoverload, lambda _: {})  # any seed will do
+register_limits(overload_of(seeded_attention), lambda _: {})  # any seed will do
 
 
 def seed_attention(graph: fx.Graph) -> None:
@@ -157,9 +158,9 @@ def _replace(graph: fx.Graph, node: fx.Node, name: str) -> None:
     causal = bool(node.args[kernel.causal]) if len(node.args) > kernel.causal else False
     scale = node.kwargs.get("scale")
     with graph.inserting_before(node):
-        seed = call(graph, draw_seed._opoverload, query)
+        seed = call(graph, overload_of(draw_seed), query)
         arguments = (query, key, value, bias, seed, dropout, causal, scale, name)
-        seeded = call(graph, seeded_attention._opoverload, *arguments)
+        seeded = call(graph, overload_of(seeded_attention), *arguments)
         for new, old in enumerate(kernel.results):
             if old in results:
                 results[old].replace_all_uses_with(call(graph, operator.getitem, seeded, new))

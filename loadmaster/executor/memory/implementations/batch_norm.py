@@ -17,6 +17,7 @@ from loadmaster.executor.memory.implementations.emitting import aten, call, with
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Recompute, Value
 from loadmaster.executor.steps.layouts import dense_bytes
+from loadmaster.executor.torch_private.operators import overload_of
 
 # Position of the "training" argument: without training the saved statistics are empty.
 TRAINING = {
@@ -71,7 +72,7 @@ def _workspace(x: Tensor, *_: object) -> int:
     return 2 * x.numel() // len(x) * torch.float32.itemsize
 
 
-register_workspace(batch_norm_apply._opoverload, _workspace)
+register_workspace(overload_of(batch_norm_apply), _workspace)
 
 
 def reuse_statistics(node: fx.Node) -> Recompute | None:
@@ -91,6 +92,6 @@ def reuse_statistics(node: fx.Node) -> Recompute | None:
 
     def emit(graph: fx.Graph, value: Value) -> fx.Node:
         emitted = [value(n) if isinstance(n, fx.Node) else None for n in read]
-        return with_strides_of(graph, call(graph, batch_norm_apply._opoverload, *emitted), node)
+        return with_strides_of(graph, call(graph, overload_of(batch_norm_apply), *emitted), node)
 
     return Recompute("batch_norm_apply", node, tuple(n for n in read if isinstance(n, fx.Node)), emit)

@@ -20,6 +20,7 @@ from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.cross_entropy_rows import cross_entropy_rows
 from loadmaster.executor.memory.implementations.kernels import has_kernels
+from loadmaster.executor.torch_private.operators import assert_async, overload_of
 
 MIN_ROWS = 256  # fewer would starve the matrix product
 # Rows of logits start at multiples of the first, and classes take a multiple of the second. Other matrix products get
@@ -226,7 +227,7 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _expect_classes(targets: Tensor, classes: int, ignore_index: int) -> None:
     fitting = ((targets >= 0) & (targets < classes)) | (targets == ignore_index)
     if targets.device.type == "cuda":
-        torch._assert_async(fitting.all(), f"cross-entropy: a target is neither in 0..{classes - 1} nor {ignore_index}")
+        assert_async(fitting.all(), f"cross-entropy: a target is neither in 0..{classes - 1} nor {ignore_index}")
     elif not bool(fitting.all()):
         wrong = int(targets[~fitting][0])
         raise InputError(
@@ -277,5 +278,5 @@ def _workspace(
     return max(rows * per_row, product) + hidden.shape[0] * per_target + product + copied
 
 
-register_workspace(linear_cross_entropy._opoverload, _workspace)
-register_limits(linear_cross_entropy._opoverload, lambda a: {"targets": below(int(a["weight"].shape[1]))})
+register_workspace(overload_of(linear_cross_entropy), _workspace)
+register_limits(overload_of(linear_cross_entropy), lambda a: {"targets": below(int(a["weight"].shape[1]))})

@@ -25,6 +25,7 @@ from loadmaster.executor.memory.implementations.logit_maps import by_tensor
 from loadmaster.executor.memory.implementations.loss_reduction import number, row_weights, without_dropped
 from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, laid_out
 from loadmaster.executor.memory.implementations.z_loss import ZLoss
+from loadmaster.executor.torch_private.operators import overload_of
 
 
 def chunk_cross_entropy(graph: fx.Graph) -> None:
@@ -65,7 +66,7 @@ def _replace(graph: fx.Graph, match: Match) -> None:
             *(default_chunks(*hidden.meta["val"].shape), ignored, match.reduction == MEAN, match.smoothing),
             *(behind.maps.scale, behind.maps.cap, dtype, "all" if of_layer else "hidden"),
         )
-        forward = call(graph, linear_cross_entropy._opoverload, *arguments)
+        forward = call(graph, overload_of(linear_cross_entropy), *arguments)
         loss, factor, of_hidden, of_weight, of_bias = (call(graph, operator.getitem, forward, i) for i in range(5))
         if chain.factor != 1:
             loss, factor = (call(graph, aten.mul.Scalar, one, chain.factor) for one in (loss, factor))
@@ -85,7 +86,7 @@ def _replace(graph: fx.Graph, match: Match) -> None:
         for old in olds:
             with graph.inserting_before(old):
                 value = old.meta["val"]
-                new = call(graph, scaled._opoverload, gradient, times, value.dtype)
+                new = call(graph, overload_of(scaled), gradient, times, value.dtype)
                 if new.meta["val"].shape != value.shape:  # a bias summed with keepdim
                     new = call(graph, aten.view.default, new, list(value.shape))
             old.replace_all_uses_with(new)

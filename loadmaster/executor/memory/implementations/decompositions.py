@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import config
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
@@ -29,22 +28,24 @@ from loadmaster.executor.memory.implementations.masks import (
 )
 from loadmaster.executor.memory.implementations.norm_inverse import MESSAGE, invert, norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offsets
+from loadmaster.executor.torch_private.inductor import inductor_config
+from loadmaster.executor.torch_private.operators import OpOverload, assert_async, overload_of
 
 aten = torch.ops.aten
 
 
 @cache
-def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """A table to add to a compiler's own. Entries compute by index alone: the layout is the compiler's to choose."""
     return {
-        pack_inside._opoverload: _pack_inside,
-        masked_gradient._opoverload: _masked_gradient,
-        pool_offsets._opoverload: _pool_offsets,
-        seeded_dropout._opoverload: _seeded_dropout,
-        batch_norm_apply._opoverload: _batch_norm_apply,
-        layer_norm_apply._opoverload: _layer_norm_apply,
-        norm_input._opoverload: _norm_input,
-        scaled._opoverload: _scaled,
+        overload_of(pack_inside): _pack_inside,
+        overload_of(masked_gradient): _masked_gradient,
+        overload_of(pool_offsets): _pool_offsets,
+        overload_of(seeded_dropout): _seeded_dropout,
+        overload_of(batch_norm_apply): _batch_norm_apply,
+        overload_of(layer_norm_apply): _layer_norm_apply,
+        overload_of(norm_input): _norm_input,
+        overload_of(scaled): _scaled,
         aten.bernoulli.p: _bernoulli,
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
@@ -53,7 +54,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 
 def _bernoulli(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
     """Draw in the type of ``x``: PyTorch's own for compilers gives booleans, whose products then are 32 bits wide."""
-    if generator is not None or config.fallback_random:
+    if generator is not None or inductor_config.fallback_random:
         return NotImplemented
     return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
 
@@ -172,5 +173,5 @@ def _norm_input(
     smallest_weight: float,
 ) -> Tensor:
     if weight is not None:
-        torch._assert_async((weight.abs() >= smallest_weight).all(), MESSAGE)
+        assert_async((weight.abs() >= smallest_weight).all(), MESSAGE)
     return _laid_out(invert(output, mean, rstd, weight, bias).to(output.dtype), torch.empty_like(output))

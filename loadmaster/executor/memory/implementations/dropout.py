@@ -20,6 +20,7 @@ from loadmaster.executor.memory.implementations.emitting import aten, call
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.steps.layouts import dense_bytes
 from loadmaster.executor.steps.places import inherit
+from loadmaster.executor.torch_private.operators import overload_of
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -91,8 +92,8 @@ def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
     return row_major_bytes(x) + chunk_bytes(x, 5 * torch.int64.itemsize)
 
 
-register_workspace(seeded_dropout._opoverload, _workspace)
-register_limits(seeded_dropout._opoverload, lambda _: {})  # any seed will do
+register_workspace(overload_of(seeded_dropout), _workspace)
+register_limits(overload_of(seeded_dropout), lambda _: {})  # any seed will do
 
 
 def seed_dropout(graph: fx.Graph) -> None:
@@ -120,13 +121,13 @@ def _replace(graph: fx.Graph, dropout: fx.Node) -> None:
         )
         inherit(seed, dropout)
         seed.meta["val"] = value.new_empty((), dtype=torch.int64)
-        forward = call(graph, seeded_dropout._opoverload, x, seed, float(p))
+        forward = call(graph, overload_of(seeded_dropout), x, seed, float(p))
     for result in results:
         result.replace_all_uses_with(forward)
         graph.erase_node(result)
     for backward in backwards:
         with graph.inserting_before(backward):
-            gradient = call(graph, seeded_dropout._opoverload, backward.args[0], seed, float(p))
+            gradient = call(graph, overload_of(seeded_dropout), backward.args[0], seed, float(p))
         backward.replace_all_uses_with(gradient)
         graph.erase_node(backward)
     for mask in masks:

@@ -17,6 +17,7 @@ from loadmaster.executor.memory.implementations.chunks import CHUNK, row_major_b
 from loadmaster.executor.memory.implementations.emitting import aten, call, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Recompute, Value
+from loadmaster.executor.torch_private.operators import overload_of
 
 _FUSED_RMS_NORM = aten._fused_rms_norm.default if hasattr(aten, "_fused_rms_norm") else None
 
@@ -77,7 +78,7 @@ def _workspace(x: Tensor, mean: Tensor | None, rstd: Tensor, *_: object) -> int:
     return row_major_bytes(x) + 3 * min(x.numel(), max(CHUNK, width)) * max(x.element_size(), torch.float32.itemsize)
 
 
-register_workspace(layer_norm_apply._opoverload, _workspace)
+register_workspace(overload_of(layer_norm_apply), _workspace)
 
 
 def reuse_row_statistics(node: fx.Node) -> Recompute | None:
@@ -100,6 +101,6 @@ def reuse_row_statistics(node: fx.Node) -> Recompute | None:
 
     def emit(graph: fx.Graph, value: Value) -> fx.Node:
         emitted = [value(n) if isinstance(n, fx.Node) else None for n in read]
-        return with_strides_of(graph, call(graph, layer_norm_apply._opoverload, *emitted), node)
+        return with_strides_of(graph, call(graph, overload_of(layer_norm_apply), *emitted), node)
 
     return Recompute("layer_norm_apply", node, tuple(n for n in read if isinstance(n, fx.Node)), emit)

@@ -18,6 +18,7 @@ from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.steps.layouts import dense, dense_bytes, ordered_strides
+from loadmaster.executor.torch_private.operators import overload_of
 
 BITS = 8
 IMAGE_DIMENSIONS = 4  # from here on the second dimension is the channels
@@ -134,9 +135,9 @@ def _masked_workspace(gradient: Tensor, mask: Tensor) -> int:
     return dense_bytes(gradient) + (0 if same else mask.numel())
 
 
-register_workspace(pack_inside._opoverload, _pack_workspace)
-register_workspace(masked_gradient._opoverload, _masked_workspace)
-register_limits(masked_gradient._opoverload, lambda _: {})  # each bit of the mask may be either
+register_workspace(overload_of(pack_inside), _pack_workspace)
+register_workspace(overload_of(masked_gradient), _masked_workspace)
+register_limits(overload_of(masked_gradient), lambda _: {})  # each bit of the mask may be either
 
 
 def expect_fitting(gradient: Tensor, mask: Tensor) -> None:

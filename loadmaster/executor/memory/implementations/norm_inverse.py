@@ -14,6 +14,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.steps.layouts import dense_bytes
+from loadmaster.executor.torch_private.operators import assert_async, overload_of
 
 MESSAGE = "a normalization's weight is too close to zero to recover its input: plan without norm_output_weighted"
 
@@ -45,7 +46,7 @@ def norm_input(
     if weight is not None:
         enough = (weight.abs() >= smallest_weight).all()
         if weight.device.type == "cuda":
-            torch._assert_async(enough, MESSAGE)
+            assert_async(enough, MESSAGE)
         elif not bool(enough):
             smallest = weight.abs().min().item()
             remedy = "Plan without norm_output_weighted, or keep weights away from zero."
@@ -94,4 +95,4 @@ def _workspace(output: Tensor, *_: object) -> int:
     return 2 * output.numel() // max(1, len(output)) * exact.itemsize if len(output) else 0
 
 
-register_workspace(norm_input._opoverload, _workspace)
+register_workspace(overload_of(norm_input), _workspace)

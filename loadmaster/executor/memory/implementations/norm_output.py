@@ -22,6 +22,7 @@ from loadmaster.executor.memory.implementations.emitting import aten, call, sour
 from loadmaster.executor.memory.implementations.norm_inverse import norm_input
 from loadmaster.executor.memory.implementations.nothing_encoded import NothingEncoded
 from loadmaster.executor.memory.implementations.registry import Site, Value
+from loadmaster.executor.torch_private.operators import overload_of
 
 # Backward operator: positions of input, mean, rstd, weight among its arguments, and whether statistics are per channel.
 _BACKWARD: dict[object, tuple[int, int | None, int, int, bool]] = {
@@ -103,7 +104,7 @@ class NormFromOutput(NothingEncoded):
 
         mean, rstd = (None if p is None else placed(backward.args[p]) for p in positions)
         read = (value(output), mean, rstd, placed(backward.args[weight]), placed(bias))
-        recovered = call(graph, norm_input._opoverload, *read, self.smallest_weight or 0.0)
+        recovered = call(graph, overload_of(norm_input), *read, self.smallest_weight or 0.0)
         original = backward.args[x]
         assert isinstance(original, fx.Node)
         recovered = with_strides_of(graph, recovered, original)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from torch import fx
-from torch._functorch.compile_utils import fx_graph_cse
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.activations import clamp_from_output
@@ -24,6 +23,8 @@ from loadmaster.executor.memory.implementations.joined_slices import join_slices
 from loadmaster.executor.memory.implementations.reduced_losses import reduce_losses
 from loadmaster.executor.steps.drawn_once import EACH_DRAW_ITS_OWN
 from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.torch_private.inductor import eliminate_common_subexpressions
+from loadmaster.executor.torch_private.tracing import codegen_of
 
 PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "clamp_from_output": clamp_from_output,
@@ -62,7 +63,7 @@ def _without_repetitions(graph: fx.Graph) -> fx.Graph:
     Autocast, for one, casts what three linear layers read three times.
     """
     with patched(EACH_DRAW_ITS_OWN):
-        copied = fx_graph_cse(graph)
+        copied = eliminate_common_subexpressions(graph)
     copied.output_node().meta = dict(graph.output_node().meta)
-    copied.set_codegen(graph._codegen)
+    copied.set_codegen(codegen_of(graph))
     return copied

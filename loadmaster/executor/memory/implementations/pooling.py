@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
-from torch._prims_common import suggest_memory_format
 
 from loadmaster.executor.costs.fills import below, zeros
 from loadmaster.executor.costs.limits import register_limits
@@ -18,6 +17,7 @@ from loadmaster.executor.memory.implementations.emitting import aten, call, call
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Site, Value
 from loadmaster.executor.steps.layouts import dense_bytes
+from loadmaster.executor.torch_private.operators import overload_of, suggest_memory_format
 
 BACKWARD = aten.max_pool2d_with_indices_backward.default
 WINDOW_LIMIT = 256  # offsets are one byte
@@ -157,10 +157,10 @@ def _backward_workspace(gradient: Tensor, offsets: Tensor, height: int, width: i
     return indices + max(result, gradient.numel()) * gradient.element_size()
 
 
-register_workspace(pool_offsets._opoverload, _offsets_workspace)
-register_workspace(pool_offset_backward._opoverload, _backward_workspace)
-register_limits(pool_offsets._opoverload, lambda a: {"indices": below(int(a["width"]))})
-register_limits(pool_offset_backward._opoverload, lambda _: {"offsets": zeros})  # a window's corner
+register_workspace(overload_of(pool_offsets), _offsets_workspace)
+register_workspace(overload_of(pool_offset_backward), _backward_workspace)
+register_limits(overload_of(pool_offsets), lambda a: {"indices": below(int(a["width"]))})
+register_limits(overload_of(pool_offset_backward), lambda _: {"offsets": zeros})  # a window's corner
 
 
 class MaxPoolFromOffsets:
@@ -182,7 +182,7 @@ class MaxPoolFromOffsets:
         """The offsets, from the indices."""
         assert site.parent is not None
         _, width = _plane(site.backward)
-        return call(graph, pool_offsets._opoverload, value(site.parent), width, *_pairs(site.backward))
+        return call(graph, overload_of(pool_offsets), value(site.parent), width, *_pairs(site.backward))
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
         """The gradient of the pool's input."""
@@ -191,7 +191,7 @@ class MaxPoolFromOffsets:
         assert isinstance(gradient, fx.Node)
         node = call(
             graph,
-            pool_offset_backward._opoverload,
+            overload_of(pool_offset_backward),
             value(gradient),
             encoded,
             *_plane(backward),

@@ -8,11 +8,11 @@ the elements go as soon as they are summed.
 from __future__ import annotations
 
 from torch import fx
-from torch.nn import _reduction
 
 from loadmaster.executor.memory.implementations.emitting import aten, call
+from loadmaster.executor.torch_private.operators import reduction_number, schema_of
 
-NONE, MEAN = _reduction.get_enum("none"), _reduction.get_enum("mean")
+NONE, MEAN = reduction_number("none"), reduction_number("mean")
 # The argument that says how each is reduced.
 REDUCTION = {
     aten.mse_loss.default: 2,
@@ -30,7 +30,7 @@ def reduce_losses(graph: fx.Graph) -> None:
         reduction = node.args[place] if len(node.args) > place else MEAN
         if reduction == NONE:
             continue
-        defaults = [argument.default_value for argument in node.target._schema.arguments[len(node.args) :]]
+        defaults = [argument.default_value for argument in schema_of(node.target).arguments[len(node.args) :]]
         arguments = [*node.args, *defaults]
         arguments[place] = NONE
         with graph.inserting_before(node):

@@ -26,6 +26,7 @@ from torch import fx
 from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
 from loadmaster.executor.memory.operators.fusion import is_elementwise, is_fusible, is_gather, is_softmax_of_rows
 from loadmaster.executor.steps.step_graph import StepGraph, is_mutating, is_random
+from loadmaster.executor.torch_private.tracing import codegen_of
 
 Run = Sequence[fx.Node]
 
@@ -103,7 +104,7 @@ class _Copy:
         self.copied: dict[fx.Node, fx.Node] = {}
         outputs = graph.graph_copy(step_graph.module.graph, self.copied)
         graph.output(outputs).meta = dict(step_graph.module.graph.output_node().meta)
-        graph.set_codegen(step_graph.module.graph._codegen)
+        graph.set_codegen(codegen_of(step_graph.module.graph))
         self.graph = graph
 
     def compute_inside(self, run: Run, inside: Collection[fx.Node]) -> None:

@@ -21,6 +21,7 @@ from torch import fx
 from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, is_atomic, tensors, value_bytes, value_of
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.steps.step_graph import StepGraph, readers_of
+from loadmaster.executor.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -121,7 +122,7 @@ _ALSO_FUSIBLE = frozenset(
 def is_fusible(node: fx.Node) -> bool:
     """Return whether a compiler runs the operator inside a kernel that it generates, together with its neighbours."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or flops(node):
+    if not isinstance(target, OpOverload) or flops(node):
         return False
     if target in decompositions() or target in FREE:
         return True
@@ -129,7 +130,7 @@ def is_fusible(node: fx.Node) -> bool:
         return True
     if torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags:
         return True
-    return target.namespace == "aten" and target._opname in _ALSO_FUSIBLE
+    return target.namespace == "aten" and target.overloadpacket.__name__ in _ALSO_FUSIBLE
 
 
 def is_elementwise(node: fx.Node) -> bool:
@@ -138,9 +139,13 @@ def is_elementwise(node: fx.Node) -> bool:
     Reductions and what reads whole rows are not.
     """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not is_fusible(node):
+    if not isinstance(target, OpOverload) or not is_fusible(node):
         return False
-    return torch.Tag.pointwise in target.tags or target._opname in ("_to_copy", "copy") or target in decompositions()
+    return (
+        torch.Tag.pointwise in target.tags
+        or target.overloadpacket.__name__ in ("_to_copy", "copy")
+        or target in decompositions()
+    )
 
 
 def is_softmax_of_rows(node: fx.Node) -> bool:
@@ -188,7 +193,7 @@ def _reads_twice(node: fx.Node) -> bool:
 
 def is_created(node: fx.Node) -> bool:
     """Return whether the node reads no values, only a shape. Zeros that a scatter adds to are part of the scatter."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._opname not in CREATED:
+    if not isinstance(node.target, OpOverload) or node.target.overloadpacket.__name__ not in CREATED:
         return False
     return not all(map(is_atomic, node.users))
 

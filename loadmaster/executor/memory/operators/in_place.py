@@ -19,6 +19,7 @@ from torch import fx
 from loadmaster.executor.memory.operators.fusion import ACROSS_ROWS, ROW_LOCAL, is_elementwise
 from loadmaster.executor.memory.operators.groups import ForwardGroup
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
+from loadmaster.executor.torch_private.operators import OpOverload
 
 
 def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: Collection[fx.Node]) -> dict[int, int]:
@@ -99,4 +100,4 @@ def _goes_by_element(node: fx.Node) -> bool:
     target = node.target
     if is_elementwise(node) or target in ACROSS_ROWS or target in ROW_LOCAL:
         return True
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.reduction in target.tags
+    return isinstance(target, OpOverload) and torch.Tag.reduction in target.tags

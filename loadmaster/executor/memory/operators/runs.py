@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.traffic import is_atomic, is_free
@@ -23,6 +22,7 @@ from loadmaster.executor.memory.operators.fusion import is_fusible, steps, traff
 from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.operators.in_place import shared_bytes
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
+from loadmaster.executor.torch_private.tracing import LazyGraphModule
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Run:
         emit(emitter)
         read = tuple(results(emitter))
         graph.output(read)
-        step_graph = StepGraph(_LazyGraphModule(operators.step_graph.module, graph), (), ())  # nobody runs it
+        step_graph = StepGraph(LazyGraphModule(operators.step_graph.module, graph), (), ())  # nobody runs it
         return cls(step_graph, tuple(dict.fromkeys(step_graph.roots[n] for n in read)), known)
 
     @property

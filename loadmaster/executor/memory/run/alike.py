@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
 
 from loadmaster.executor.memory.run.repeats import described, described_tensors
 from loadmaster.executor.memory.run.segments import Segment
+from loadmaster.executor.torch_private.autograd import storage_key
+from loadmaster.executor.torch_private.fake_tensors import detect_fake_mode
 
 
 def kind_of(segment: Segment, given: Sequence[Any], storages: Storages) -> Hashable:
@@ -101,4 +102,4 @@ def _another(value: Tensor) -> Tensor:
 
 
 def _storage(value: Any) -> Hashable:
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else id(value)
+    return storage_key(value.untyped_storage()) if isinstance(value, Tensor) else id(value)

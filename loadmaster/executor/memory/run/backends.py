@@ -9,18 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, detect_fake_mode
-from torch._inductor import config
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.replace_random import replace_random_passes
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.utils import count_tangents
-from torch._inductor.virtualized import V
 from torch.compiler import config as compiler_config
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
@@ -39,6 +28,18 @@ from loadmaster.executor.memory.run.kernel_builds import built_together
 from loadmaster.executor.memory.run.segments import Runner, chain, cut
 from loadmaster.executor.steps.launches import noting_modules
 from loadmaster.executor.steps.tracing import Half
+from loadmaster.executor.torch_private.fake_tensors import detect_fake_mode
+from loadmaster.executor.torch_private.functorch import functorch_config
+from loadmaster.executor.torch_private.inductor import (
+    V,
+    cache_dir,
+    compile_fx_inner,
+    count_tangents,
+    inductor_config,
+    replace_random_passes,
+    select_decomp_table,
+)
+from loadmaster.executor.torch_private.tracing import BoxedCodeGen, TracingContext, boxed, make_fx
 
 Backend = Literal["inductor", "eager"]
 _PRIMAL = "primals_"  # how AOTAutograd calls inputs, counted from 1
@@ -55,15 +56,14 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default
-    module.graph.set_codegen(_BoxedCodeGen())
+    module.graph.set_codegen(BoxedCodeGen())
     module.recompile()
     forward = module.forward
 
     def run(arguments: list[Any]) -> Any:
         return forward(arguments)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed(run)
 
 
 @contextlib.contextmanager
@@ -225,9 +225,9 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
     module.recompile()  # see :func:`_lower`
     options = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     if has_channels_last_gradients(module):
-        options["force_layout_optimization"] = config.layout_optimization
+        options["force_layout_optimization"] = inductor_config.layout_optimization
     modules: list[ModuleType] = []
-    with config.patch(options), _donating(donated), buffers_reused(), noting_modules(modules):
+    with inductor_config.patch(options), _donating(donated), buffers_reused(), noting_modules(modules):
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
         runner: Runner = compile_fx_inner(module, list(inputs), static_input_idxs=aligned, is_backward=bool(donated))
     return WithDimensions(runner, shapes, modules)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from loadmaster.errors import BudgetError, InputError
+from loadmaster.executor.torch_private.autograd import after_backward
 from loadmaster.models.memory.plan import MemoryPlan
 
 SKIPPED_STEPS = 1  # the first step compiles
@@ -41,7 +42,7 @@ class BudgetCheck:
 
         def at_the_end(_gradient: torch.Tensor) -> None:
             # The engine checks when everything of this backward pass has been launched, hence allocated.
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._check(device))
+            after_backward(lambda: self._check(device))
 
         loss.register_hook(at_the_end)  # type: ignore[no-untyped-call]
         return loss

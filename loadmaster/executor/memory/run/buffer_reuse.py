@@ -13,20 +13,18 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from torch._inductor import memory
-from torch._inductor.codegen import wrapper
-from torch._inductor.virtualized import V
+from loadmaster.executor.torch_private.inductor import V, inductor_memory, inductor_wrapper
 
 
 @contextlib.contextmanager
 def buffers_reused() -> Iterator[None]:
     """Let graphs that Inductor compiles in the context reuse their buffers, though it does not reorder them."""
-    estimate: Any = wrapper.EfficientPeakEstimate
+    estimate: Any = inductor_wrapper.EfficientPeakEstimate
     original = estimate.__init__
 
     def knowing_sizes(self: Any) -> None:
         scheduler = V.graph.scheduler
-        memory.assign_memory_planning_info_for_scheduler_buffers(scheduler.nodes, scheduler.name_to_buf)
+        inductor_memory.assign_memory_planning_info_for_scheduler_buffers(scheduler.nodes, scheduler.name_to_buf)
         original(self)
 
     with patch.object(estimate, "__init__", knowing_sizes):

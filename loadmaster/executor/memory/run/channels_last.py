@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree
+
+from loadmaster.executor.torch_private.operators import pytree
 
 aten = torch.ops.aten
 
@@ -53,12 +54,12 @@ class ChannelsLast(fx.Interpreter):
         if n.target is aten.convolution_backward.default and args[1].shape in shapes:
             args = (laid_out(args[0]), *args[1:])
         result = self.call_function(n.target, args, kwargs)
-        return _pytree.tree_map_only(Tensor, lambda t: laid_out(t) if t.shape in shapes else t, result)
+        return pytree.tree_map_only(Tensor, lambda t: laid_out(t) if t.shape in shapes else t, result)
 
 
 def runs_channels_last(module: fx.GraphModule) -> bool:
     """Return whether Inductor will lay out the graph's convolutions channels last."""
-    from torch._inductor.graph import GraphLowering
+    from loadmaster.executor.torch_private.inductor import GraphLowering
 
     return GraphLowering.decide_layout_opt(module, is_inference=False)
 
@@ -91,4 +92,4 @@ def laid_out(tensor: Tensor) -> Tensor:
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    return (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))

@@ -251,7 +251,7 @@ def _finish(step_graph: StepGraph, graph: fx.Graph, outputs: Sequence[Any], desc
     original = step_graph.module.graph.output_node()
     node.meta["output_stack_traces"] = [n.meta.get("stack_trace") if isinstance(n, fx.Node) else None for n in outputs]
     if "desc" in original.meta:
-        from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+        from loadmaster.executor.torch_private.inductor import SavedForBackwardsAOTOutput
 
         descriptions = list(original.meta["desc"])[described]
         node.meta["desc"] = descriptions + [SavedForBackwardsAOTOutput(i) for i in range(saved)]

@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from torch._inductor.async_compile import AsyncCompile
-
-_WAIT = "_wait_futures"
+from loadmaster.executor.torch_private.inductor import WAIT_FOR_KERNELS, AsyncCompile
 
 
 @contextlib.contextmanager
@@ -28,7 +26,7 @@ def built_together() -> Iterator[None]:
 
     Where PyTorch has no such step, each graph waits for its own.
     """
-    original = getattr(AsyncCompile, _WAIT, None)
+    original = getattr(AsyncCompile, WAIT_FOR_KERNELS, None)
     if original is None:
         yield
         return
@@ -40,7 +38,7 @@ def built_together() -> Iterator[None]:
         else:
             original(builds, scope)
 
-    with patch.object(AsyncCompile, _WAIT, later):
+    with patch.object(AsyncCompile, WAIT_FOR_KERNELS, later):
         yield
     for builds, scope in waiting:
         original(builds, scope)

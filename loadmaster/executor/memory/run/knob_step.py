@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch import config
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.tracing import Before, Mode, compiled_plainly, expect_mode
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
+from loadmaster.executor.torch_private.functorch import functorch_config
 
 
 class KnobStep(nn.Module):
@@ -58,7 +58,7 @@ class KnobStep(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one batch."""
         batch = self.step.batch(Batch(args, kwargs))
-        with config.patch(activation_memory_budget=self.knob):
+        with functorch_config.patch(activation_memory_budget=self.knob):
             return self._call(self.step, *batch.args, **batch.kwargs)
 
     def run_by(self, call: Callable[..., torch.Tensor]) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 
 from loadmaster.executor.memory.run.repeats import repeated_pieces
 from loadmaster.executor.steps.step_graph import is_alias
+from loadmaster.executor.torch_private.tracing import boxed
 
 Runner = Callable[[list[Any]], Any]
 """Callable on a list of arguments, which it empties. It may have ``direct``: what to call from the second time on."""
@@ -112,8 +113,7 @@ def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence
             namespace.update({name: getattr(namespace[name], "direct", namespace[name]) for name in called})
         return made
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed(run)
 
 
 def _code(module: fx.GraphModule, segments: Sequence[Segment], called: Sequence[str]) -> str:

@@ -11,10 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.autograd import graph
+from loadmaster.executor.torch_private.autograd import (
+    disable_saved_tensors_hooks,
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    replace_disable_saved_tensors_hooks,
+    top_saved_tensors_hooks,
+)
 
-_original = graph.disable_saved_tensors_hooks
 _entered = 0
 _lock = threading.Lock()
 Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -24,22 +28,22 @@ _ours = threading.local()
 def push(hooks: Hooks) -> None:
     """Put the hooks of a cache on this thread's stack."""
     global _entered
-    torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+    push_saved_tensors_hooks(*hooks)
     _on_this_thread().append(hooks)
     with _lock:
         _entered += 1
-        graph.disable_saved_tensors_hooks = _without_ours
+        replace_disable_saved_tensors_hooks(_without_ours)
 
 
 def pop() -> None:
     """Take the hooks that were put there last off this thread's stack."""
     global _entered
-    torch._C._autograd._pop_saved_tensors_default_hooks()
+    pop_saved_tensors_hooks()
     _on_this_thread().pop()
     with _lock:
         _entered -= 1
         if not _entered:
-            graph.disable_saved_tensors_hooks = _original
+            replace_disable_saved_tensors_hooks(disable_saved_tensors_hooks)
 
 
 @contextlib.contextmanager
@@ -47,17 +51,17 @@ def _without_ours(error_message: str) -> Iterator[None]:
     """Replace PyTorch's function: do the same, with the hooks of caches off the stack as far as they are on top."""
     taken: list[Hooks] = []
     for hooks in reversed(_on_this_thread()):
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        top = top_saved_tensors_hooks(True)
         if top is None or top[0] != hooks[0]:
             break
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        pop_saved_tensors_hooks()
         taken.append(hooks)
     try:
-        with _original(error_message):
+        with disable_saved_tensors_hooks(error_message):
             yield
     finally:
         for hooks in reversed(taken):
-            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+            push_saved_tensors_hooks(*hooks)
 
 
 def _on_this_thread() -> list[Hooks]:

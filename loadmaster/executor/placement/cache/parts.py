@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.placement.cache.backends.protocol import Stored, Transfer
+from loadmaster.executor.torch_private.autograd import version_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Checked:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def modified(layout: Layout, versions: tuple[int, int] | None) -> RuntimeError:

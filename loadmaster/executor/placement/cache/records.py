@@ -16,6 +16,7 @@ import weakref
 from torch import Tensor
 
 from loadmaster.executor.placement.cache.parts import Checked, Layout, Part
+from loadmaster.executor.torch_private.autograd import version_of
 
 COVERED = 0.5  # of a storage, from which on it is sent whole
 _NAME = "_loadmaster_records"
@@ -59,7 +60,7 @@ class Ledger:
         storage = tensor.untyped_storage()
         books: weakref.WeakValueDictionary[tuple[int, int], Record]
         books = storage.__dict__.setdefault(_NAME, weakref.WeakValueDictionary())
-        key = (self._token, tensor._version)
+        key = (self._token, version_of(tensor))
         record = books.get(key)
         if record is None:
             record = books[key] = Record(storage.nbytes())

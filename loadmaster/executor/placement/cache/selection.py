@@ -9,15 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from loadmaster.errors import InputError
+from loadmaster.executor.torch_private.autograd import base_of, is_functorch_wrapped
+from loadmaster.executor.torch_private.sharded_tensors import without_sharding
 
 _tokens = itertools.count()
 _MARK = "_loadmaster_held"
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Return what a DTensor (FSDP2, tensor parallelism) holds on this rank; any other tensor itself."""
-    local = getattr(tensor, "_local_tensor", None)
-    return local if isinstance(local, Tensor) else tensor
 
 
 class Selection:
@@ -47,7 +43,7 @@ class Selection:
         devices: dict[str, torch.device] = {}
         for module in self._modules:
             for tensor in itertools.chain(module.parameters(), module.buffers()):
-                local = plain(tensor)
+                local = without_sharding(tensor)
                 devices.setdefault(local.device.type, local.device)
                 if _has_storage(local):
                     local.untyped_storage().__dict__.setdefault(_MARK, set()).add(self._token)
@@ -64,12 +60,12 @@ class Selection:
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_inference():
             return False
         # FSDP2 makes whole parameters again in every step; what the layers save are views of them.
-        if isinstance(tensor._base, nn.Parameter):
+        if isinstance(base_of(tensor), nn.Parameter):
             return False
         storage = tensor.untyped_storage()
         return storage.nbytes() >= self.min_bytes and self._token not in storage.__dict__.get(_MARK, ())
 
 
 def _has_storage(tensor: Tensor) -> bool:
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    wrapped = is_functorch_wrapped(tensor)
     return tensor.layout is torch.strided and not wrapped and not tensor.is_nested and tensor.device.type != "meta"

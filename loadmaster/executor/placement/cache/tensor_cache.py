@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from loadmaster.executor.placement.cache.selection import Selection
 from loadmaster.executor.placement.cache.stats import CacheStats, Tally
 from loadmaster.executor.placement.cache.tape import Stopwatch, Tape
 from loadmaster.executor.placement.cache.traffic import Traffic, closed
+from loadmaster.executor.torch_private.autograd import after_backward, current_backward_pass
 from loadmaster.models.units import bytes_of
 
 RELIED_ON = 0.9  # of what the link was seen to move: compute takes some of it, and the next pass may be quicker
@@ -178,7 +179,7 @@ class TensorCache:
 
     def _pack(self, tensor: Tensor) -> object:
         traffic = self._home.traffic
-        if traffic is None or torch._C._current_graph_task_id() != -1 or not self._selection.takes(tensor):
+        if traffic is None or current_backward_pass() != -1 or not self._selection.takes(tensor):
             return Checked(tensor)
         with self._lock, torch.no_grad():
             traffic.land()
@@ -249,11 +250,10 @@ class TensorCache:
             tape.begun = True
             if tape.watch is not None:
                 tape.watch.ended(mark(self._selection.device))
-        task = torch._C._current_graph_task_id()
+        task = current_backward_pass()
         if task != -1 and task not in self._backward_passes:
             self._backward_passes.add(task)
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(partial(self._after_backward, task))
+            after_backward(partial(self._after_backward, task))
 
     def _after_backward(self, task: int) -> None:
         with self._lock:

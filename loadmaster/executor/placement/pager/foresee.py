@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from loadmaster.executor.placement.operands import tensors_in
+from loadmaster.executor.torch_private.autograd import storage_key
+from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
+from loadmaster.executor.torch_private.operators import pytree
 
 Signature = Hashable
 _HASHABLE = (int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -60,14 +61,14 @@ class Foresight:
             if not isinstance(leaf, Tensor):
                 return leaf
             made = torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-            given.add(made.untyped_storage()._cdata)
+            given.add(storage_key(made.untyped_storage()))
             return made
 
         try:
             with self._mode:
                 args, kwargs = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
                 result = func(*args, **kwargs)
-            made = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(result)}
+            made = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors_in(result)}
         except Exception:  # noqa: BLE001 - whatever an operator raises without values, the call itself will say
             return 0
         return sum(size for key, size in made.items() if key not in given)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadmaster.executor.placement.operands import (
     NUMBER_BYTES,
@@ -24,6 +23,7 @@ from loadmaster.executor.placement.pager.foresee import Foresight
 from loadmaster.executor.placement.pager.memory import Page, PagedMemory
 from loadmaster.executor.placement.pager.steps import Ran, Steps
 from loadmaster.executor.placement.splitting import joined, parts_of
+from loadmaster.executor.torch_private.operators import TorchDispatchMode
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from loadmaster.errors import InputError
 from loadmaster.executor.placement.operands import NUMBER_BYTES
@@ -41,6 +40,7 @@ from loadmaster.executor.placement.training import one_by_one
 from loadmaster.executor.renamed import warn_renamed
 from loadmaster.executor.steps.host_link import host_link as measured_link
 from loadmaster.executor.steps.wrappers import ddp_of
+from loadmaster.executor.torch_private.operators import without_dispatch_modes
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem, Tier
@@ -126,13 +126,13 @@ class Pager:
 
     def end_step(self) -> None:
         """Say that a step is over; with an optimizer its own step says so."""
-        with _disable_current_modes():
+        with without_dispatch_modes():
             self._steps.end_step()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Keep everything on the device, whatever the limit, within the block: for checkpoints and raw addresses."""
-        with _disable_current_modes():
+        with without_dispatch_modes():
             self._memory.restore_all()
             self._memory.paused = True
             try:
@@ -154,7 +154,7 @@ class Pager:
                 after = self.optimizer.register_step_post_hook(self._after_update)
                 entered.callback(before.remove)
                 entered.callback(after.remove)
-            with _disable_current_modes():
+            with without_dispatch_modes():
                 for tensor in self._present():
                     self._mode.page(tensor)
                 self._memory.make_room(0)

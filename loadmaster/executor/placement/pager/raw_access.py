@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from loadmaster.errors import InputError
 from loadmaster.executor.placement.pager.memory import PagedMemory
+from loadmaster.executor.torch_private.operators import without_dispatch_modes
 
 # Method -> whether its caller keeps the address.
 _OF_TENSORS = {"data_ptr": True, "numpy": True, "__array__": True, "__dlpack__": True, "tolist": False}
@@ -48,7 +48,7 @@ def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
         if debug:
             remedy = "Use operators that PyTorch dispatches, or do it within `with pager.paused():`."
             raise InputError("pager", what, "goes past the dispatcher to memory that moves", remedy)
-        with _disable_current_modes():  # copies of the pager's own are not to be paged
+        with without_dispatch_modes():  # copies of the pager's own are not to be paged
             memory.ensure([page], [page], 0, what)
         if keeps:
             memory.fix(page)

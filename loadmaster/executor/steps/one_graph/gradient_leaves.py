@@ -17,21 +17,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C import _functorch
-from torch._dynamo import allow_in_graph
-from torch._dynamo.variables import builtin
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from loadmaster.executor.steps.one_graph.patched import Change
+from loadmaster.executor.torch_private.autograd import allow_inplace_requires_grad, is_inplace_requires_grad_allowed
+from loadmaster.executor.torch_private.dynamo import (
+    ATTRIBUTE_SETTERS,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+    VariableTracker,
+)
 
 _own_method, _own_call = TensorVariable.method_requires_grad_, TorchInGraphFunctionVariable.call_function
-# PyTorch 2.13 has a class of its own for setattr, those before a method of another name.
-_SETTERS = (
-    (getattr(builtin, "SetAttrBuiltinVariable", None), "_call_setattr"),
-    (builtin.BuiltinVariable, "call_setattr"),
-)
 
 
 def _make_leaf(tensor: Any, tx: Any, requires_grad: Any = True) -> Any:
@@ -61,19 +57,19 @@ def _call(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     return _make_leaf(made, tx, kwargs["requires_grad"])
 
 
-@allow_in_graph  # type: ignore[untyped-decorator]
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _leaf(x: torch.Tensor) -> torch.Tensor:
-    was_allowed = _functorch.get_inplace_requires_grad_allowed()
-    _functorch.set_inplace_requires_grad_allowed(True)  # AOTAutograd traces under functionalization, which refuses it
+    was_allowed = is_inplace_requires_grad_allowed()
+    allow_inplace_requires_grad(True)  # AOTAutograd traces under functionalization, which refuses it
     try:
         return x.detach().requires_grad_()
     finally:
-        _functorch.set_inplace_requires_grad_allowed(was_allowed)
+        allow_inplace_requires_grad(was_allowed)
 
 
 LEAVES_MADE_INSIDE: tuple[Change, ...] = (
     (TensorVariable, "method_requires_grad_", _make_leaf),
-    *((owner, name, _setting(getattr(owner, name))) for owner, name in _SETTERS if hasattr(owner, name)),
+    *((owner, name, _setting(getattr(owner, name))) for owner, name in ATTRIBUTE_SETTERS),
     (TorchInGraphFunctionVariable, "call_function", _call),
 )
 """Changes for ``x.requires_grad_()``, ``x.requires_grad = True`` and ``torch.rand(3, requires_grad=True)``."""

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo import config, exc
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.steps.one_graph.patched import patched
 from loadmaster.executor.steps.step import NoLossAloneError, NoLossError, returned_instead
+from loadmaster.executor.torch_private.dynamo import IGNORED_CALLS, WARNING_ONCE, dynamo_config, dynamo_errors
 
 
 class UntraceableError(InputError):
@@ -40,7 +40,7 @@ _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical"
 _FUNCTIONS = (
     print,
     warnings.warn,
-    getattr(torch._logging, "warning_once", None),
+    WARNING_ONCE,
     *(getattr(logging, n, None) for n in _LOGGING),
 )
 _LIBRARIES = tuple(
@@ -63,14 +63,16 @@ def as_one_graph(**settings: Any) -> Iterator[None]:
     Args:
         settings: others of Dynamo's, for as long.
     """
-    name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     metrics = logging.getLogger("torch._dynamo.metrics_context")
-    settings |= {name: getattr(config, name) | _logging_functions(methods), "trace_autograd_ops": True}
+    settings |= {
+        IGNORED_CALLS: getattr(dynamo_config, IGNORED_CALLS) | _logging_functions(methods),
+        "trace_autograd_ops": True,
+    }
     metrics.addFilter(_is_worth_logging)
     try:
         # Not ``config.patch``, which would make a class for every step, and that waits for the garbage collector.
-        with patched(*((config, key, value) for key, value in settings.items())):
+        with patched(*((dynamo_config, key, value) for key, value in settings.items())):
             yield
     finally:
         metrics.removeFilter(_is_worth_logging)
@@ -103,19 +105,24 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
     """
     try:
         yield
-    except exc.BackendCompilerFailed as error:
+    except dynamo_errors.BackendCompilerFailed as error:
         if isinstance(error.inner_exception, (LoadmasterError, torch.OutOfMemoryError, passing)):
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from None
-    except exc.FailOnRecompileLimitHit as error:
+    except dynamo_errors.FailOnRecompileLimitHit as error:
         raise RecompileLimitError(
             "model",
             type(error).__name__,
-            f"was compiled for {config.recompile_limit} kinds of calls, and becomes another graph again",
+            f"was compiled for {dynamo_config.recompile_limit} kinds of calls, and becomes another graph again",
             "Pad batches to a few lengths. Where their shapes are the same, look for a Python value that changes from "
             "call to call; pass it as a tensor, or fix it.",
         ) from None
-    except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
+    except (
+        dynamo_errors.Unsupported,
+        dynamo_errors.UserError,
+        dynamo_errors.TorchRuntimeError,
+        dynamo_errors.InternalTorchDynamoError,
+    ) as error:
         raise _untraceable(error) from None
 
 
@@ -141,7 +148,7 @@ def _untraceable(error: Exception) -> InputError:
             called = f", called from {own[-1]}" if own else ""
             where = f" inside {_library(path)}, at {place}{called}"
             remedy = " ".join([*_after(lines, "Hint:"), _CHOOSE])
-    if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
+    if isinstance(error, dynamo_errors.TorchRuntimeError):  # an operator refuses its operands
         remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
     problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
     return UntraceableError("model", type(error).__name__, problem, remedy)

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.tensor import TensorVariable
 
 from loadmaster.executor.steps.one_graph.patched import Change
+from loadmaster.executor.torch_private.dynamo import TensorVariable, VariableTracker
 
 _asks = TensorVariable.method_tolist
 

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from loadmaster.executor.torch_private.modules import forward_hooks_of
+
 LIBRARIES = ("transformers.", "peft.")
 HOOK = "make_inputs_require_grad"  # or _grads
 
@@ -88,9 +90,9 @@ class LibraryAttributes:
 
 
 def _places(module: nn.Module) -> Iterator[_Place]:
-    for key, hook in module._forward_hooks.items():
+    for key, hook in forward_hooks_of(module).items():
         if getattr(hook, "__name__", "").startswith(HOOK):
-            yield _Place(module._forward_hooks, key, hook, _leave_as_it_is)
+            yield _Place(forward_hooks_of(module), key, hook, _leave_as_it_is)
     if not _is_a_librarys(module):
         return
     own = vars(module)

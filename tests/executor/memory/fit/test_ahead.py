@@ -228,7 +228,7 @@ def test_none_run_where_they_are_of_no_use(helpers, monkeypatch, why):
         monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH - 1)
     monkeypatch.setattr(ahead, "sent", lambda module: pytest.fail("nobody wants the graph"))
     own = Ahead(wanted=why != "eager")
-    with ahead.config.patch(fx_graph_cache=why != "cache"), own.during_fit():
+    with ahead.inductor_config.patch(fx_graph_cache=why != "cache"), own.during_fit():
         own.get_ready()
         own.take(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
         own.knob(0.5)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loadmaster.executor.torch_private.devices import raw_stream
+
 # What Triton made of one kernel on one device, by the types of what it is bound to.
 Compiled = dict[Hashable, Any]
 _NARROW = 1 << 31
@@ -84,7 +86,7 @@ def launch_all(launches: Sequence[BoundLaunch], tensors: Sequence[Tensor], devic
     if torch.cuda.current_device() != device.index:
         with torch.cuda.device(device):
             return launch_all(launches, tensors, device)
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    stream = raw_stream(device.index)
     addresses = [tensor.data_ptr() for tensor in tensors]
     for launch in launches:
         if launch.is_compiled:

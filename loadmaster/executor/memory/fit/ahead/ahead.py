@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config
 
 from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job, Part
@@ -34,6 +33,7 @@ from loadmaster.executor.memory.operators.implementation_filter import EVERYTHIN
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import Half
+from loadmaster.executor.torch_private.inductor import inductor_config
 from loadmaster.models.memory.plan import MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -282,10 +282,11 @@ class Ahead:
 
 def is_padded(tensor: torch.Tensor) -> bool:
     """Return whether Inductor pads the rows of such a result: on a GPU, long ones that begin at odd addresses."""
-    if tensor.device.type != "cuda" or not config.comprehensive_padding:
+    if tensor.device.type != "cuda" or not inductor_config.comprehensive_padding:
         return False
     return any(
-        stride > config.padding_stride_threshold and stride * tensor.itemsize % config.padding_alignment_bytes
+        stride > inductor_config.padding_stride_threshold
+        and stride * tensor.itemsize % inductor_config.padding_alignment_bytes
         for stride in tensor.stride()
     )
 
@@ -302,6 +303,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _most() -> int:
     """Most helpers that may run; 0: what they compile is not found, or they take cores from the process that waits."""
-    has_cache = config.fx_graph_cache and not config.force_disable_caches
+    has_cache = inductor_config.fx_graph_cache and not inductor_config.force_disable_caches
     most = min(MOST, cores() // CORES_EACH) if has_cache and hasattr(os, "killpg") else 0
     return most if most >= LEAST else 0

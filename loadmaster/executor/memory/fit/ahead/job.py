@@ -17,13 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._dynamo import config as dynamo_config
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, tracing
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._subclasses import FakeTensorMode
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.implementations.passes import run_passes
@@ -33,6 +26,11 @@ from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.executor.steps.drawn_once import compile_drawing_once
 from loadmaster.executor.steps.sent_graph import TorchSettings, received
 from loadmaster.executor.steps.tracing import backend_of, left
+from loadmaster.executor.torch_private.dynamo import dynamo_config
+from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
+from loadmaster.executor.torch_private.functorch import functorch_config
+from loadmaster.executor.torch_private.inductor import compile_fx_inner
+from loadmaster.executor.torch_private.tracing import ShapeEnv, TracingContext, tracing, use_lazy_graph_modules
 from loadmaster.models.memory.plan import MemoryPlan
 
 Part = Literal["forward", "backward", "whole"]
@@ -77,7 +75,7 @@ class Job:
         with (
             tracing(TracingContext(mode)),
             torch.enable_grad(),
-            _use_lazy_graph_module(dynamo_config.use_lazy_graph_module),  # as inside Dynamo; it enters Inductor's keys
+            use_lazy_graph_modules(dynamo_config.use_lazy_graph_module),  # as inside Dynamo; it enters Inductor's keys
             functorch_config.patch(whole),
         ):
             if isinstance(self.how, MemoryPlan):

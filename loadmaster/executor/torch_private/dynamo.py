@@ -1,0 +1,47 @@
+"""Dynamo: its settings, errors, and the variables by which it follows a model's Python. Importing this loads Dynamo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loadmaster.executor.torch_private import needed
+
+with needed():
+    # Settings without a public option, such as calls that Dynamo passes over.
+    from torch._dynamo import config as dynamo_config
+
+    # Errors of a step that is not one graph. ``torch.compiler`` exports none.
+    from torch._dynamo import exc as dynamo_errors
+    from torch._dynamo.variables import builtin as _builtin
+
+    # Stand-ins for the model's values while it is traced. What Dynamo refuses of them has no public hook.
+    from torch._dynamo.variables.base import VariableTracker as VariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable as TensorVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as TorchInGraphFunctionVariable
+
+    # Pickled graphs with fake tensors, for another process to compile: ``torch.export`` takes no joint graphs.
+    from torch.fx._graph_pickler import GraphPickler as GraphPickler
+    from torch.fx._graph_pickler import Options as PickleOptions
+
+__all__ = ["PickleOptions", "dynamo_config", "dynamo_errors"]
+
+_SETTERS = (  # The first from 2.13 on, the second before.
+    (getattr(_builtin, "SetAttrBuiltinVariable", None), "_call_setattr"),
+    (_builtin.BuiltinVariable, "call_setattr"),
+)
+ATTRIBUTE_SETTERS: tuple[tuple[Any, str], ...] = tuple(pair for pair in _SETTERS if hasattr(*pair))
+"""Class and method by which Dynamo follows ``x.attribute = value``."""
+
+if not ATTRIBUTE_SETTERS:
+    with needed():
+        raise AttributeError("the method of torch._dynamo.variables that follows setattr")
+
+IGNORED_CALLS = (
+    "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"
+)
+"""Setting with the functions that Dynamo passes over. The first name from 2.12 on."""
+
+WARNING_ONCE: Any = getattr(torch._logging, "warning_once", None)
+"""PyTorch's own function that warns once. Models of libraries call it."""
