@@ -4,8 +4,8 @@ No other module names one. Each entry says what it is and why the public API doe
 2.11 to 2.13 and looked up in 2.14.1; an entry that is not in all of these says so. To adapt to a new PyTorch, run
 ``tests/executor/torch_private``, mend what fails here, and delete the workarounds whose tests say that they may go.
 
-``dynamo`` loads Dynamo, ``inductor`` loads the compiler, which takes seconds: import these only where they are used. The
-other modules load next to nothing that ``import torch`` has not loaded.
+``dynamo`` loads Dynamo, ``inductor`` loads the compiler, which takes seconds: import these only where they are used.
+The other modules load next to nothing that ``import torch`` has not loaded.
 """
 
 from __future__ import annotations
