@@ -25,6 +25,9 @@ with needed():
     from torch.fx._graph_pickler import GraphPickler as GraphPickler
     from torch.fx._graph_pickler import Options as PickleOptions
 
+    # Symbols for sizes, which a fake tensor of unknown sizes needs.
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
+
 __all__ = ["PickleOptions", "dynamo_config", "dynamo_errors"]
 
 _SETTERS = (  # The first from 2.13 on, the second before.

@@ -24,9 +24,6 @@ with needed():
     # Tracer of a function into operators, with decompositions. Experimental, and the only one.
     from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 
-    # Symbols for sizes, which a fake tensor of unknown sizes needs.
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
-
     # Code of a graph that takes its arguments as one list and empties it: arguments are freed at their last use.
     from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 

@@ -26,11 +26,11 @@ from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.executor.steps.drawn_once import compile_drawing_once
 from loadmaster.executor.steps.sent_graph import TorchSettings, received
 from loadmaster.executor.steps.tracing import backend_of, left
-from loadmaster.executor.torch_private.dynamo import dynamo_config
+from loadmaster.executor.torch_private.dynamo import ShapeEnv, dynamo_config
 from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
 from loadmaster.executor.torch_private.functorch import functorch_config
 from loadmaster.executor.torch_private.inductor import compile_fx_inner
-from loadmaster.executor.torch_private.tracing import ShapeEnv, TracingContext, tracing, use_lazy_graph_modules
+from loadmaster.executor.torch_private.tracing import TracingContext, tracing, use_lazy_graph_modules
 from loadmaster.models.memory.plan import MemoryPlan
 
 Part = Literal["forward", "backward", "whole"]
