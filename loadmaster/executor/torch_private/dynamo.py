@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ with needed():
 
     # Errors of a step that is not one graph. ``torch.compiler`` exports none.
     from torch._dynamo import exc as dynamo_errors
+    from torch._dynamo.variables import base as _base
     from torch._dynamo.variables import builtin as _builtin
 
     # Stand-ins for the model's values while it is traced. What Dynamo refuses of them has no public hook.
@@ -28,6 +30,10 @@ with needed():
     # Symbols for sizes, which a fake tensor of unknown sizes needs.
     from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
 
+    # Dynamo's table of tensors' methods, from 2.14 on. Before, they are attributes of ``TensorVariable``.
+    _METHODS: dict[str, Any] | None = getattr(TensorVariable, "tp_methods", None)
+    _Method: Any = getattr(_base, "Method", None)
+
 __all__ = ["PickleOptions", "dynamo_config", "dynamo_errors"]
 
 _SETTERS = (  # The first from 2.13 on, the second before.
@@ -40,6 +46,14 @@ ATTRIBUTE_SETTERS: tuple[tuple[Any, str], ...] = tuple(pair for pair in _SETTERS
 if not ATTRIBUTE_SETTERS:
     with needed():
         raise AttributeError("the method of torch._dynamo.variables that follows setattr")
+
+
+def tensor_method(name: str, follow: Callable[..., Any]) -> tuple[Any, str, Any]:
+    """Describe the change (owner, name, value) with which Dynamo follows a method of tensors by another function."""
+    if _METHODS is None:
+        return TensorVariable, f"method_{name}", follow
+    return _METHODS, name, _Method(follow)
+
 
 IGNORED_CALLS = (
     "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.compilers import nop
 
 from loadmaster.executor.torch_private.dynamo import dynamo_errors
 from loadmaster.executor.torch_private.functorch import functorch_config
-from loadmaster.executor.torch_private.inductor import eliminate_common_subexpressions, min_cut_partition
+from loadmaster.executor.torch_private.inductor import min_cut_partition
 from loadmaster.executor.torch_private.patches import REPLACED
 
 aten = torch.ops.aten
@@ -34,14 +34,11 @@ def expect_refused(function, *arguments):
 
 
 def into_a_leaf(x):
-    x = x * 2
-    x = x.detach()
     x.requires_grad_(True)
     return torch.autograd.grad((x**2).sum(), x)[0].sum()
 
 
 def into_a_leaf_by_attribute(x):
-    x = (x * 2).detach()
     x.requires_grad = True
     return torch.autograd.grad((x**2).sum(), x)[0].sum()
 
@@ -75,15 +72,6 @@ def test_a_transformer_branches_on_its_mask():
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     mask = nn.Transformer.generate_square_subsequent_mask(4)
     expect_refused(lambda x: encoder(x, mask=mask), torch.ones(2, 4, 8))
-
-
-def test_equal_draws_of_some_operators_are_merged():
-    """If this fails, EACH_DRAW_ITS_OWN in steps/drawn_once.py may go."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output(tuple(graph.call_function(aten.randn_like.default, (x,)) for _ in range(2)))
-    merged = eliminate_common_subexpressions(graph)
-    assert len(merged.find_nodes(op="call_function", target=aten.randn_like.default)) == 1
 
 
 def test_the_partition_draws_again_under_a_budget():
@@ -124,6 +112,7 @@ UNTIL = {
     "the second of torch_private.dynamo._SETTERS": (2, 13),
     "torch_private.dynamo.IGNORED_CALLS": (2, 12),
     "steps.one_graph.graph_breaks._is_worth_logging": (2, 12),
+    "steps.drawn_once.EACH_DRAW_ITS_OWN": (2, 14),
     "names of earlier methods in collective.process_group": (2, 13),
 }
 

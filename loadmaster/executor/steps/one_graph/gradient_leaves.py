@@ -25,6 +25,7 @@ from loadmaster.executor.torch_private.dynamo import (
     TensorVariable,
     TorchInGraphFunctionVariable,
     VariableTracker,
+    tensor_method,
 )
 
 _own_method, _own_call = TensorVariable.method_requires_grad_, TorchInGraphFunctionVariable.call_function
@@ -68,7 +69,7 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
 
 
 LEAVES_MADE_INSIDE: tuple[Change, ...] = (
-    (TensorVariable, "method_requires_grad_", _make_leaf),
+    tensor_method("requires_grad_", _make_leaf),
     *((owner, name, _setting(getattr(owner, name))) for owner, name in ATTRIBUTE_SETTERS),
     (TorchInGraphFunctionVariable, "call_function", _call),
 )

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from loadmaster.executor.steps.one_graph.patched import Change
-from loadmaster.executor.torch_private.dynamo import TensorVariable, VariableTracker
+from loadmaster.executor.torch_private.dynamo import TensorVariable, VariableTracker, tensor_method
 
 _asks = TensorVariable.method_tolist
 
@@ -33,5 +33,5 @@ def _is_known(made: fx.Node) -> bool:
     return all(isinstance(end, int) for end in made.args)
 
 
-RANGES_AS_LISTS: Change = (TensorVariable, "method_tolist", _known_or_asked)
+RANGES_AS_LISTS: Change = tensor_method("tolist", _known_or_asked)
 """Change that tells Dynamo what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""
