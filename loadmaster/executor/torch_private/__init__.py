@@ -1,8 +1,8 @@
 """Private names of PyTorch that the executor uses, and a list of the attributes that it replaces.
 
 No other module names one. Each entry says what it is and why the public API does not do. All are in PyTorch 2.11 to
-2.14; an entry that is not in all of these says so. To adapt to a new PyTorch, run ``tests/executor/torch_private``, mend
-what fails here, and delete the workarounds whose tests say that they may go.
+2.14; an entry that is not in all of these says so. To adapt to a new PyTorch, run ``tests/executor/torch_private``,
+mend what fails here, and delete the workarounds whose tests say that they may go.
 
 ``dynamo`` loads Dynamo, ``inductor`` loads the compiler, which takes seconds: import these only where they are used.
 The other modules load next to nothing that ``import torch`` has not loaded.

@@ -55,6 +55,9 @@ def tensor_method(name: str, follow: Callable[..., Any]) -> tuple[Any, str, Any]
     return _METHODS, name, _Method(follow)
 
 
+OWN_HANDLERS: tuple[Any, str, Any] = (_builtin.BuiltinVariable, "call_function_handler_cache", {})
+"""Change for a cache of its own: before 2.13 Dynamo keeps the methods that follow ``setattr`` there."""
+
 IGNORED_CALLS = (
     "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"
 )

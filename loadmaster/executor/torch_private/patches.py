@@ -40,6 +40,12 @@ REPLACED = (
     Replaced(f"{_VARIABLES}.builtin.BuiltinVariable.call_setattr", _LEAVES, _NO_LEAF, True, optional=True),
     Replaced(f"{_VARIABLES}.torch.TorchInGraphFunctionVariable.call_function", _LEAVES, _NO_LEAF, has_test=True),
     Replaced(
+        f"{_VARIABLES}.builtin.BuiltinVariable.call_function_handler_cache",
+        _LEAVES,
+        "Dynamo would keep a replaced method for what others compile, and the one before it for us.",
+        has_test=True,
+    ),
+    Replaced(
         f"{_VARIABLES}.tensor.TensorVariable.method_tolist",
         "steps.one_graph.known_ranges",
         "Dynamo does not know what is in torch.arange(2, 4).",

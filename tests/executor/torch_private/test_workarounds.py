@@ -110,6 +110,7 @@ def test_transforms_refuse_to_run_under_hooks():
 UNTIL = {
     "torch_private.inductor.LAUNCHES_FAST, and steps/launches.py with it": (2, 13),
     "the second of torch_private.dynamo._SETTERS": (2, 13),
+    "torch_private.dynamo.OWN_HANDLERS": (2, 13),
     "torch_private.dynamo.IGNORED_CALLS": (2, 12),
     "steps.one_graph.graph_breaks._is_worth_logging": (2, 12),
     "steps.drawn_once.EACH_DRAW_ITS_OWN": (2, 14),

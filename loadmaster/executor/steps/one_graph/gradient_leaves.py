@@ -22,6 +22,7 @@ from loadmaster.executor.steps.one_graph.patched import Change
 from loadmaster.executor.torch_private.autograd import allow_inplace_requires_grad, is_inplace_requires_grad_allowed
 from loadmaster.executor.torch_private.dynamo import (
     ATTRIBUTE_SETTERS,
+    OWN_HANDLERS,
     TensorVariable,
     TorchInGraphFunctionVariable,
     VariableTracker,
@@ -72,5 +73,6 @@ LEAVES_MADE_INSIDE: tuple[Change, ...] = (
     tensor_method("requires_grad_", _make_leaf),
     *((owner, name, _setting(getattr(owner, name))) for owner, name in ATTRIBUTE_SETTERS),
     (TorchInGraphFunctionVariable, "call_function", _call),
+    OWN_HANDLERS,
 )
 """Changes for ``x.requires_grad_()``, ``x.requires_grad = True`` and ``torch.rand(3, requires_grad=True)``."""

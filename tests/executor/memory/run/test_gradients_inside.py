@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 from torch.autograd import grad
 from torch.nn import functional as F
 
@@ -147,6 +148,19 @@ LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
     "between": lambda x: (0.3 * x + 0.7 * x.flip(0)).requires_grad_(True),
     "created": lambda x: torch.linspace(0, 1, x.numel(), requires_grad=True).view_as(x),
 }
+
+
+def test_what_others_compile_is_refused_as_before() -> None:
+    """Before PyTorch 2.13 Dynamo kept the method that followed ``setattr`` first: ours, or its own."""
+
+    def compiled() -> None:
+        torch.compiler.reset()
+        with pytest.raises(Unsupported, match="requires_grad"):
+            torch.compile(lambda x: assigned(x) * 2, backend="eager", fullgraph=True)(torch.ones(3))
+
+    compiled()
+    test_a_leaf_that_is_made_inside("assigned")
+    compiled()
 
 
 @pytest.mark.parametrize("name", LEAVES)
