@@ -15,7 +15,7 @@ import pytest
 from matplotlib.image import imread
 
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
-from loadmaster.api.report.collective.pictures import colour, plan_png, size_ticks, telling
+from loadmaster.api.report.collective.pictures import colour, png, size_ticks, telling
 from loadmaster.api.report.collective.plan_page import plan_page
 from loadmaster.api.report.collective.timeline import LARGEST_ROWS, Row, owner_word, owners_of, timeline
 from loadmaster.api.report.collective.trace import chrome_trace
@@ -129,7 +129,7 @@ def test_a_collective_without_work_is_an_empty_chart(tmp_path: Path) -> None:
     seen = view(nothing, table(nothing, empty))
     assert rows_of(seen) == ()
     assert "Who sends when" in plan_page(seen)
-    (tmp_path / "plan.png").write_bytes(plan_png(seen))
+    (tmp_path / "plan.png").write_bytes(png(seen))
     assert imread(tmp_path / "plan.png").size
 
 
@@ -173,7 +173,7 @@ def bands(path: Path) -> int:
 def test_the_picture_has_a_band_for_each_row_and_a_legend(topology: Topology, rows: int, tmp_path: Path) -> None:
     seen = shown(topology, "alltoall", topology.rank_count * 16)
     assert len(rows_of(seen)) == rows
-    (tmp_path / "plan.png").write_bytes(plan_png(seen))
+    (tmp_path / "plan.png").write_bytes(png(seen))
     # Below, the legend: a line for eight owners, at most two.
     owners = {bar.owner for row in rows_of(seen) for bar in row.bars}
     assert bands(tmp_path / "plan.png") == rows + min(2, -(-len(owners) // 8))
@@ -181,8 +181,8 @@ def test_the_picture_has_a_band_for_each_row_and_a_legend(topology: Topology, ro
 
 def test_the_picture_of_a_table_has_its_smallest_and_its_largest(tmp_path: Path) -> None:
     seen = shown(ring(2), "allgather", 64, 4096, 1 << 20)
-    (tmp_path / "table.png").write_bytes(plan_png(seen))
-    (tmp_path / "one.png").write_bytes(plan_png(shown(ring(2), "allgather", 64)))
+    (tmp_path / "table.png").write_bytes(png(seen))
+    (tmp_path / "one.png").write_bytes(png(shown(ring(2), "allgather", 64)))
     table_height, one_height = (imread(tmp_path / name).shape[0] for name in ("table.png", "one.png"))
     assert table_height > 2 * one_height
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loadmaster.api.report.bands import LETTER_WIDTH, bands
-from loadmaster.api.report.memory.pictures import filling, plan_png
+from loadmaster.api.report.memory.pictures import filling, png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.snapshot import memory_snapshot
 from loadmaster.api.report.memory.trace import chrome_trace
@@ -65,7 +65,7 @@ def test_what_fills_the_peak_is_shown_where_modules_are_known() -> None:
     assert "layers.1 6 B 17.65 %" in rows
     assert "layers.0 4 B 11.76 %" in rows
     assert "What fills the peak, by module" in plan_page(shown)
-    assert plan_png(shown).startswith(b"\x89PNG")
+    assert png(shown).startswith(b"\x89PNG")
     plain = seen(three_operators())
     assert filling(plain) == []
     assert "fills the peak" not in details(plain) + plan_page(plain)

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from loadmaster.api.report.colours import DARK, LIGHT, css, in_light
-from loadmaster.api.report.memory.pictures import fates, over_time, plan_png, residency
+from loadmaster.api.report.memory.pictures import fates, over_time, png, residency
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.view import view
 from loadmaster.api.report.page import shown
@@ -80,7 +80,7 @@ def test_a_page_and_a_png_have_the_same_drawing() -> None:
         assert shown(picture) in page
         described = ET.fromstring(picture.drawing.svg()).attrib
         assert described["role"] == "img" and described["aria-label"]
-    assert plan_png(seen).startswith(b"\x89PNG")
+    assert png(seen).startswith(b"\x89PNG")
 
 
 def test_every_colour_has_a_value_for_dark() -> None:

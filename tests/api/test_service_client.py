@@ -181,6 +181,26 @@ async def test_a_dropped_stream_goes_on_where_it_was_cut_async() -> None:
     assert asked == ["0", "2", "2", "2", "4"]
 
 
+@twins
+async def test_a_stream_that_is_left_lets_go_of_its_connection(twin: str) -> None:
+    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=CutStream(STORY, None))
+    transport = httpx.MockTransport(Script(answer))
+    if twin == "sync":
+        with Client("http://service", transport=transport) as client:
+            events = client.plan("plan_1").events()
+            assert next(events) == STORY[0]
+            assert not answer.is_closed
+            events.close()  # type: ignore[attr-defined]
+            assert answer.is_closed
+    else:
+        async with AsyncClient("http://service", transport=transport) as client:
+            story = client.plan("plan_1").events()
+            assert await anext(story) == STORY[0]
+            assert not answer.is_closed
+            await story.aclose()
+            assert answer.is_closed
+
+
 def test_a_stream_that_never_answers_gives_up() -> None:
     script = Script(*[httpx.ConnectError("refused")] * 4)
     with (

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from test_service_pages import end, new_job, planned, planned_ring, submit
 
-from loadmaster.api.async_client import AsyncClient
+from loadmaster.api.client import AsyncClient
 from loadmaster.api.packed import pack, unpack
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings

@@ -26,7 +26,7 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
 from loadmaster.api.columns import table
 from loadmaster.api.protocol import Backoff
-from loadmaster.api.report.memory.pictures import plan_png
+from loadmaster.api.report.memory.pictures import png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.view import view
 from loadmaster.api.report.memory.words import summary
@@ -143,7 +143,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
         raise LoadmasterError(f"{name} cannot be trained in half of its peak: see {files['plan.json']}")
     seen = view(problem, plan)
     write_text(files["html"], plan_page(seen), "--folder")
-    write_bytes(files["png"], plan_png(seen), "--folder")
+    write_bytes(files["png"], png(seen), "--folder")
     terminal.say(f"{name}: training {STEPS} steps with the plan, and {STEPS} without")
     train = ["examples.train", factory, str(files["plan.json"]), "--backend", "eager", "--steps", str(STEPS)]
     _run([*train, "-o", str(files["report.json"])], "training")

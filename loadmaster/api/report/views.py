@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -35,6 +36,17 @@ class Views(Protocol):
 
     def details(self, view: Any) -> str:
         """The lines that ``show`` adds where it has the problem."""
+
+
+def html(seen: Any) -> bytes:
+    """Export the page of a kind of this package, which opens offline."""
+    page: str = resolve(f"{kind_named(seen.plan.kind).views}:plan_page")(seen)
+    return page.encode()
+
+
+def trace(seen: Any) -> bytes:
+    """Export the Chrome trace of a kind of this package as JSON."""
+    return json.dumps(resolve(f"{kind_named(seen.plan.kind).views}:chrome_trace")(seen)).encode()
 
 
 def views_of(kind: str) -> Views:

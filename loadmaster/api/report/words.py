@@ -2,16 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from loadmaster.errors import InputError
 from loadmaster.models.envelope import Plan
-from loadmaster.models.units import show_cost, show_share
+from loadmaster.models.kind import Verdict
+from loadmaster.models.units import show_bytes, show_cost, show_share
+
+PlanT = TypeVar("PlanT", bound=Plan)
+Rows = list[tuple[str, str]]
+Facts = list[tuple[str, str, str]]
 
 
 def in_rows(head: str, rows: Sequence[tuple[str, str]]) -> str:
     """A line, and below it what is said of each name."""
     width = max(len(name) for name, _ in rows)
     return "\n".join([head, *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+
+
+def under_budget(
+    plan: PlanT, infeasible: Callable[[PlanT], Rows], feasible: Callable[[PlanT], Rows], each: str = ""
+) -> str:
+    """The lines that ``plan`` and ``show`` print of a plan under a budget; ``each``: of what, as in " a GPU"."""
+    if plan.status != "infeasible":
+        rows = feasible(plan) + how(plan)
+    elif plan.infeasibility is None:  # type: ignore[attr-defined]
+        rows = [("why", "no plan exists within this budget")]
+    else:
+        rows = infeasible(plan)
+    return in_rows(f"{plan.name} under {show_bytes(budget_of(plan))}{each}: {plan.standing}", rows)
+
+
+def fits(plan: Plan, peak_bytes: int) -> str:
+    """Bytes, and the budget that they fit into."""
+    return f"{show_bytes(peak_bytes)} of {show_bytes(budget_of(plan))}"
+
+
+def peak_row(plan: Plan, nowhere: str, name: str = "peak", link: str = "at", each: str = "") -> Rows:
+    """The row of the peak that the checker found, if it is known; ``nowhere`` where its place is not."""
+    if "peak_bytes" not in plan.check:
+        return []
+    peak_bytes, budget_bytes = plan.check["peak_bytes"], budget_of(plan)
+    share = f" ({show_share(peak_bytes / budget_bytes)} of the budget)" if budget_bytes else ""
+    return [(name, f"{show_bytes(peak_bytes)}{each}{share} {link} {plan.check.get('peak_at', nowhere)}")]
+
+
+def check_row(plan: Plan) -> tuple[str, str]:
+    """The row that says whether the plan passed the checker."""
+    return ("check", "passed" if plan.check.get("ok") else "FAILED")
+
+
+def over(plan: Plan, spare_us: float) -> str:
+    """Share by which a step is longer than one with memory to spare."""
+    assert plan.objective is not None
+    return show_share(plan.objective / spare_us - 1 if spare_us else 0.0)
+
+
+def step_row(plan: Plan, spare_us: float) -> tuple[str, str]:
+    """The row of a step compared with one that has memory to spare."""
+    assert plan.objective is not None
+    step = f"{show_cost(plan.objective, plan.unit)}, {over(plan, spare_us)} over the step with memory to spare"
+    return ("step", f"{step} ({show_cost(spare_us, plan.unit)})")
+
+
+def plan_facts(view: Any, objective: tuple[str, str], more: Facts, peak: tuple[str, str] = ("peak", "at")) -> Facts:
+    """The figures of a plan under a budget that a page shows at a glance.
+
+    Args:
+        objective: what it is called, and a note.
+        peak: what the peak is called, and the word before its place.
+    """
+    plan, check = view.plan, view.check
+    bound = "no bound was computed" if plan.bound is None else f"no plan is below {show_cost(plan.bound, plan.unit)}"
+    share = show_share(check.peak_bytes / budget_of(plan)) if budget_of(plan) else "all"
+    return [
+        (objective[0], show_cost(plan.objective, plan.unit), objective[1]),
+        ("proved gap", show_share(plan.gap), bound),
+        (peak[0], show_bytes(check.peak_bytes), f"{share} of the budget, {peak[1]} {check.peak_at}"),
+        *more,
+        checker_fact(plan),
+    ]
+
+
+def checker_fact(plan: Plan) -> tuple[str, str, str]:
+    """The checker's verdict and the method of a feasible plan, as a page shows them."""
+    return ("checker", "passed", f"{plan.method}, stopped by {plan.stopped_by}")
+
+
+def budget_of(plan: Plan) -> int:
+    """The budget in bytes of a plan whose kind has one."""
+    found: int = plan.budget_bytes  # type: ignore[attr-defined]
+    return found
+
+
+def expect_held(plan: Plan, verdict: Verdict) -> None:
+    """Refuse a plan that does not pass the checker.
+
+    Raises:
+        InputError: naming the first violation.
+    """
+    if not verdict.ok:
+        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
 
 
 def counted(count: int, what: str) -> str:
@@ -26,7 +118,7 @@ def proof(plan: Plan) -> str:
     return f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"
 
 
-def how(plan: Plan) -> list[tuple[str, str]]:
+def how(plan: Plan) -> Rows:
     """The method, what stopped it, the solver, and how long each part took."""
     name = plan.solver.get("name")
     solver = f", {name} {plan.solver.get('version', '')}".rstrip() if name else ""

@@ -24,7 +24,7 @@ LARGEST_CHARTS = 6
 _LARGEST_CHARTS_IN_PNG = 2
 
 
-def plan_png(view: View) -> bytes:
+def png(view: View) -> bytes:
     """A feasible plan as a PNG."""
     return png_bytes(view.problem.title or view.problem.name, pictures(view, _LARGEST_CHARTS_IN_PNG))
 

@@ -7,7 +7,7 @@ from loadmaster.api.report.collective.pictures import pictures
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_gbps, show_ns
 from loadmaster.api.report.page import facts, html_table, page, shown
-from loadmaster.api.report.words import counted
+from loadmaster.api.report.words import checker_fact, counted
 from loadmaster.models.units import show_bytes, show_share
 
 
@@ -29,7 +29,7 @@ def _facts(view: View) -> str:
     rows = [
         ("collective", view.problem.collective, f"{topology.name}, {topology.rank_count} ranks"),
         ("proved gap", show_share(worst.gap), f"the largest, at {show_bytes(worst.size_bytes)}, by {worst.bound_by}"),
-        ("checker", "passed", f"{plan.method}, stopped by {plan.stopped_by}"),
+        checker_fact(plan),
         (
             "planning",
             f"{sum(plan.seconds.values()):.2f} s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadmaster.errors import InputError
+from loadmaster.api.report.words import expect_held
 from loadmaster.models.collective.checker import PlanCheck, check_plan
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
@@ -26,6 +26,5 @@ def view(problem: CollectiveProblem, plan: CollectivePlan) -> View:
         InputError: the plan is of another problem, holds no algorithm, or does not pass the checker.
     """
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    expect_held(plan, verdict)
     return View(problem, plan, verdict)

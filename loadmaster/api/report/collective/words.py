@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadmaster.api.columns import table
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
 from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.words import check_row
 from loadmaster.models.collective.checker import PlanCheck
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.units import show_bytes, show_cost, show_share
@@ -18,7 +19,7 @@ def summary(plan: CollectivePlan) -> str:
     header = ["size", "from", "time", "bound", "gap", "by", "chunks", "form", "sends", "method"]
     lines += [f"  {line}" for line in table([_row(a) for a in plan.algorithms], header).splitlines()]
     rows = [
-        ("check", "passed" if plan.check.get("ok") else "FAILED"),
+        check_row(plan),
         ("stopped by", plan.stopped_by),
         ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in plan.seconds.items())),
     ]

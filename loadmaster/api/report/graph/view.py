@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadmaster.errors import InputError
+from loadmaster.api.report.words import expect_held
 from loadmaster.models.graph.checker import Check, check_plan, kernel_words
 from loadmaster.models.graph.plan import GraphPlan, KernelCost
 from loadmaster.models.graph.problem import GraphProblem
@@ -66,8 +66,7 @@ def view(problem: GraphProblem, plan: GraphPlan) -> View:
         InputError: the plan is of another problem, has no schedule, or does not pass the checker.
     """
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    expect_held(plan, verdict)
     assert plan.program is not None and plan.schedule is not None
     kernels = tuple(
         KernelRow(n, kernel_words(plan.program, plan.schedule, n), kernel, cost, n >= plan.schedule.forward_count)

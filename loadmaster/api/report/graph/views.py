@@ -1,26 +1,106 @@
-"""Views of graph plans: words, pages, pictures, tables."""
+"""Views of graph plans: their page, the picture of where the time goes, and the table of kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.csv_text import csv_bytes
-from loadmaster.api.report.graph.pictures import pictures, plan_png
-from loadmaster.api.report.graph.plan_page import plan_page, sections
 from loadmaster.api.report.graph.view import View, view
-from loadmaster.api.report.graph.words import details, infeasible, summary, verdict
+from loadmaster.api.report.graph.words import (
+    KERNEL_HEADER,
+    VALUE_HEADER,
+    choices_words,
+    details,
+    infeasible,
+    kernel_rows,
+    summary,
+    value_rows,
+    verdict,
+)
+from loadmaster.api.report.page import facts, html_table, page, shown
+from loadmaster.api.report.picture import Picture, png_bytes
+from loadmaster.api.report.views import html
+from loadmaster.api.report.words import plan_facts
+from loadmaster.models.units import show_bytes, show_cost
 
-__all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "sections", "summary", "verdict", "view"]
+__all__ = [
+    "csv",
+    "details",
+    "html",
+    "infeasible",
+    "pictures",
+    "plan_page",
+    "png",
+    "sections",
+    "summary",
+    "verdict",
+    "view",
+]
+
+_MOST_KERNELS = 40
 
 
-def html(seen: View) -> bytes:
-    """The page that opens offline."""
-    return plan_page(seen).encode()
+def plan_page(view: View) -> str:
+    """The report of a feasible plan."""
+    problem = view.problem
+    lead = (
+        f"{problem.title or problem.name}: {problem.statistics.rows('node')} nodes, {problem.statistics.rows('edge')} "
+        f"edges, {problem.statistics.rows('relation')} relations on {problem.hardware.name}"
+    )
+    return page(view.plan.name, lead, sections(view))
 
 
-def png(seen: View) -> bytes:
-    """A PNG of where the time goes, by kernel."""
-    return plan_png(seen)
+def sections(view: View) -> list[str]:
+    """The sections of the report as HTML, for other pages too."""
+    return [
+        _facts(view),
+        *map(shown, pictures(view)),
+        "<h2>The program</h2>",
+        html_table(VALUE_HEADER, value_rows(view), numbers=(5, 6)),
+        "<h2>The kernels</h2>",
+        html_table(KERNEL_HEADER, kernel_rows(view), numbers=(2, 3, 4, 5)),
+    ]
+
+
+def _facts(view: View) -> str:
+    plan, check = view.plan, view.check
+    return facts(
+        plan_facts(
+            view,
+            ("step", f"{len(view.kernels)} kernels, planned"),
+            [
+                ("memory traffic", show_bytes(int(check.dram_bytes)), "between memory and cache"),
+                ("order", str(len(plan.choices)), choices_words(plan)),
+            ],
+        )
+    )
+
+
+def pictures(view: View) -> list[Picture]:
+    """A bar for every kernel, in the order in which they run; and one for features that are on the host."""
+    longest = sorted(view.kernels, key=lambda row: -row.cost.time_us)[:_MOST_KERNELS]
+    drawn = {row.number for row in longest}
+    rows = [
+        (
+            f"{row.number} {row.words}",
+            row.cost.time_us,
+            f"{show_cost(row.cost.time_us, 'us')}, {show_bytes(int(row.cost.dram_bytes))}",
+        )
+        for row in view.kernels
+        if row.number in drawn
+    ]
+    if view.check.gather_us:
+        rows.append(("features from the host", view.check.gather_us, show_cost(view.check.gather_us, "us")))
+    caption = f"The forward pass is kernels 0 to {view.schedule.forward_count - 1}."
+    if left_out := len(view.kernels) - len(longest):
+        caption += f" {left_out} shorter ones are left out."
+    return [Picture(labelled_bars(rows, "Time of each kernel"), heading="Where the time goes", caption=caption)]
+
+
+def png(view: View) -> bytes:
+    """A PNG of the picture."""
+    return png_bytes(view.plan.name, pictures(view))
 
 
 def csv(seen: View) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.graph.view import View
-from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
 from loadmaster.models.graph.checker import Check
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
@@ -12,8 +12,7 @@ from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_s
 
 def summary(plan: GraphPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
-    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}", rows)
+    return under_budget(plan, _infeasible_rows, _rows)
 
 
 def infeasible(plan: GraphPlan) -> str:
@@ -29,8 +28,8 @@ def infeasible(plan: GraphPlan) -> str:
 
 def verdict(plan: GraphPlan, check: Check) -> str:
     """The checker's findings in one line: the peak, the kernels and their time."""
-    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
-    return f"peak {fit} at {check.peak_at}, {len(check.kernels)} kernels take {show_cost(check.kernels_us, 'us')}"
+    ran = f"{len(check.kernels)} kernels take {show_cost(check.kernels_us, 'us')}"
+    return f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}, {ran}"
 
 
 def details(view: View) -> str:
@@ -87,24 +86,18 @@ def _rows(plan: GraphPlan) -> list[tuple[str, str]]:
         ("step", f"{show_cost(plan.objective, plan.unit)} in {len(plan.schedule.kernels)} kernels"),
         ("proof", proof(plan)),
         ("order", choices_words(plan)),
+        *peak_row(plan, "an unnamed kernel"),
     ]
     check = plan.check
-    if "peak_bytes" in check:
-        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
-        rows.append(
-            ("peak", f"{show_bytes(check['peak_bytes'])}{share} at {check.get('peak_at', 'an unnamed kernel')}")
-        )
     if plan.hot_rows or check.get("gather_us"):
         link = show_cost(check.get("gather_us", 0.0), "us")
         rows.append(("features", f"{plan.hot_rows} hottest rows on the GPU, {link} for the others"))
-    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
-    return rows + how(plan)
+    return [*rows, check_row(plan)]
 
 
 def _infeasible_rows(plan: GraphPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
-    if found is None:
-        return [("why", "no plan exists within this budget")]
+    assert found is not None
     return [
         ("works", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
         ("short", f"{show_bytes(found.short_bytes)} more are enough"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadmaster.api.report.index.runs import Run, runs
-from loadmaster.errors import InputError
+from loadmaster.api.report.words import expect_held
 from loadmaster.models.index.checker import Check, check_plan
 from loadmaster.models.index.plan import Change, Choice, IndexPlan
 from loadmaster.models.index.problem import Cost, IndexProblem, Shard
@@ -48,8 +48,7 @@ def view(problem: IndexProblem, plan: IndexPlan) -> View:
         InputError: the plan is of another problem, has no choices, or does not pass the checker.
     """
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    expect_held(plan, verdict)
     changes = {change.shard: change for change in plan.changes}
     rows = []
     for s, (shard, choice) in enumerate(zip(problem.shards, plan.choices, strict=True)):

@@ -1,31 +1,119 @@
-"""Views of index plans: words, pages, pictures, tables."""
+"""Views of index plans: their page, pictures of shards and hosts, and the table of shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from html import escape
 
+from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.csv_text import csv_bytes
-from loadmaster.api.report.index.pictures import pictures, plan_png
-from loadmaster.api.report.index.plan_page import plan_page, sections
+from loadmaster.api.report.index.runs import runs_picture
 from loadmaster.api.report.index.view import ShardRow, View, view
-from loadmaster.api.report.index.words import details, infeasible, summary, verdict
+from loadmaster.api.report.index.words import (
+    SHARD_HEADER,
+    change_words,
+    details,
+    infeasible,
+    shard_rows,
+    summary,
+    tally,
+    verdict,
+)
+from loadmaster.api.report.page import facts, html_table, page, shown
+from loadmaster.api.report.picture import Picture, png_bytes
+from loadmaster.api.report.views import html
+from loadmaster.api.report.words import counted, plan_facts
 from loadmaster.models.index.problem import Cost, Predicted
 from loadmaster.models.index.serving import operations_us
+from loadmaster.models.units import show_bytes, show_cost
 
-__all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "sections", "summary", "verdict", "view"]
+__all__ = [
+    "csv",
+    "details",
+    "html",
+    "infeasible",
+    "pictures",
+    "plan_page",
+    "png",
+    "sections",
+    "summary",
+    "verdict",
+    "view",
+]
+
+_MOST_BARS = 40
+
+
+def plan_page(view: View) -> str:
+    """The report of a feasible plan."""
+    problem = view.problem
+    keys = sum(shard.keys for shard in problem.shards)
+    where = f"{counted(len(problem.shards), 'shard')} on {counted(len(problem.hosts), 'host')}"
+    lead = f"{problem.title or problem.name}: {counted(keys, 'key')} in {where}"
+    return page(view.plan.name, lead, sections(view))
+
+
+def sections(view: View) -> list[str]:
+    """The sections of the report as HTML, for other pages too."""
+    found = [
+        _facts(view),
+        *map(shown, pictures(view)),
+        "<h2>The shards</h2>",
+        html_table(SHARD_HEADER, shard_rows(view), numbers=(5, 6, 7, 8)),
+    ]
+    if view.plan.changes:
+        told = "".join(f"<li>{escape(change_words(view.problem, change))}</li>" for change in view.plan.changes)
+        found += ["<h2>Changes</h2>", f"<ul>{told}</ul>"]
+    return found
+
+
+def _facts(view: View) -> str:
+    measured = sum(row.cost.measured for row in view.rows)
+    some = "" if measured == len(view.rows) else "; the others are predicted"
+    time = f"{view.problem.objective}, in the horizon{'' if measured else ', predicted'}"
+    return facts(
+        plan_facts(
+            view,
+            ("time", time),
+            [
+                ("configurations", str(len({row.configuration for row in view.rows})), tally(view.rows)),
+                *([("measured", str(measured), f"of {len(view.rows)} that were chosen{some}")] if measured else []),
+            ],
+            ("memory", "on"),
+        )
+    )
+
+
+def pictures(view: View) -> list[Picture]:
+    """A bar for every shard, the longest first; one for what every host holds; a point for every candidate that ran."""
+    longest = sorted(view.rows, key=lambda row: -row.choice.time_us)[:_MOST_BARS]
+    times = [
+        (
+            f"{row.shard.name}, {row.configuration}",
+            row.choice.time_us,
+            f"{show_cost(row.choice.time_us, 'us')}, {show_bytes(row.choice.peak_bytes)}",
+        )
+        for row in longest
+    ]
+    left_out = len(view.rows) - len(longest)
+    caption = f"{left_out} shorter ones are left out." if left_out else ""
+    fullest = sorted(zip(view.problem.hosts, view.check.held_bytes, strict=True), key=lambda pair: -pair[1])
+    held = [(host.name, float(size), show_bytes(size)) for host, size in fullest[:_MOST_BARS]]
+    measured = [runs_picture(view.runs)] if view.runs else []
+    return [
+        Picture(labelled_bars(times, "Time of each shard"), heading="Where the time goes", caption=caption),
+        Picture(labelled_bars(held, "Bytes of each host"), heading="What each host holds"),
+        *measured,
+    ]
+
+
+def png(view: View) -> bytes:
+    """A PNG of the pictures."""
+    return png_bytes(view.plan.name, pictures(view))
+
 
 _HEADER = ["shard", "host", "thread", "configuration", "measured", "read_ns", "write_ns", "time_us", "peak_bytes"]
 _PREDICTED = ["predicted_read_ns", "predicted_write_ns", "predicted_time_us", "predicted_peak_bytes"]
-
-
-def html(seen: View) -> bytes:
-    """The page that opens offline."""
-    return plan_page(seen).encode()
-
-
-def png(seen: View) -> bytes:
-    """A PNG of where the time goes, and of what each host holds."""
-    return plan_png(seen)
 
 
 def csv(seen: View) -> bytes:

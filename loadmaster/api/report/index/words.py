@@ -5,18 +5,17 @@ from __future__ import annotations
 from loadmaster.api.columns import table
 from loadmaster.api.report.index.runs import runs_words
 from loadmaster.api.report.index.view import ShardRow, View
-from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
 from loadmaster.models.index.checker import Check
 from loadmaster.models.index.plan import Change, IndexPlan
 from loadmaster.models.index.problem import Figure, IndexProblem
 from loadmaster.models.index.serving import operations_us, words
-from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
+from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 
 def summary(plan: IndexPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
-    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)} a host: {plan.standing}", rows)
+    return under_budget(plan, _infeasible_rows, _rows, " a host")
 
 
 def infeasible(plan: IndexPlan) -> str:
@@ -33,8 +32,9 @@ def infeasible(plan: IndexPlan) -> str:
 
 def verdict(plan: IndexPlan, check: Check) -> str:
     """The checker's findings in one line: the time on all threads, and the peak of a host."""
-    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
-    return f"{show_cost(check.total_us, 'us')} on all threads together, {fit} on {check.peak_at}"
+    return (
+        f"{show_cost(check.total_us, 'us')} on all threads together, {fits(plan, check.peak_bytes)} on {check.peak_at}"
+    )
 
 
 def details(view: View) -> str:
@@ -112,20 +112,16 @@ def _rows(plan: IndexPlan) -> list[tuple[str, str]]:
     if check.get("longest_us"):
         longest, total = show_cost(check["longest_us"], "us"), show_cost(check["total_us"], "us")
         rows.append(("threads", f"{longest} on the longest, {total} on all together"))
-    if "peak_bytes" in check:
-        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
-        rows.append(("memory", f"{show_bytes(check['peak_bytes'])}{share} on {check.get('peak_at', 'a host')}"))
+    rows += peak_row(plan, "a host", "memory", "on")
     if plan.changes:
         made = sum(change.made for change in plan.changes)
         rows.append(("changes", f"{made} shards are rebuilt, {len(plan.changes) - made} would gain in the long run"))
-    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
-    return rows + how(plan)
+    return [*rows, check_row(plan)]
 
 
 def _infeasible_rows(plan: IndexPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
-    if found is None:
-        return [("why", "no plan exists within this budget")]
+    assert found is not None
     least = f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"
     return [
         ("works", least if found.budget_helps else f"no budget: host {found.where} itself needs {least}"),

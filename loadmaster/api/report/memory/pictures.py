@@ -17,7 +17,7 @@ from loadmaster.models.units import show_bytes, show_cost, show_share
 _PHASES = ("forward", "recompute", "backward")
 
 
-def plan_png(view: View) -> bytes:
+def png(view: View) -> bytes:
     """Memory over the step, and what fills its peak, as a PNG."""
     return png_bytes(
         f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", [over_time(view), *filling(view)]

@@ -6,8 +6,8 @@ from loadmaster.api.report.memory.pictures import fates, filling, over_time, res
 from loadmaster.api.report.memory.view import View
 from loadmaster.api.report.memory.words import off
 from loadmaster.api.report.page import facts, html_table, page, shown
-from loadmaster.api.report.words import counted
-from loadmaster.models.units import show_bytes, show_cost, show_share
+from loadmaster.api.report.words import counted, over, plan_facts
+from loadmaster.models.units import show_bytes, show_cost
 
 _LARGEST = 15
 
@@ -33,11 +33,6 @@ def sections(view: View) -> list[str]:
 
 def _facts(view: View) -> str:
     plan, check = view.plan, view.check
-    assert plan.objective is not None
-    over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
-    bound = "no bound was computed" if plan.bound is None else f"no plan is below {show_cost(plan.bound, plan.unit)}"
-    share = show_share(check.peak_bytes / plan.budget_bytes) if plan.budget_bytes else "all"
-    peak_share = f"{share} of the budget, at {check.peak_at}"
     # What a plan does not do gets no tile.
     price = []
     if check.recomputed:
@@ -53,15 +48,7 @@ def _facts(view: View) -> str:
         price.append(("measured peak", show_bytes(found.peak_bytes), off(found.peak_bytes, check.peak_bytes)))
         took = f"{off(found.step_us, check.time_us)}, on {found.device}"
         price.append(("measured step", show_cost(found.step_us, "us"), took))
-    return facts(
-        [
-            ("step", show_cost(plan.objective, plan.unit), f"{show_share(over)} over unlimited memory"),
-            ("proved gap", show_share(plan.gap), bound),
-            ("peak", show_bytes(check.peak_bytes), peak_share),
-            *price,
-            ("checker", "passed", f"{plan.method}, stopped by {plan.stopped_by}"),
-        ]
-    )
+    return facts(plan_facts(view, ("step", f"{over(plan, plan.unconstrained)} over unlimited memory"), price))
 
 
 def _largest(view: View) -> str:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-from loadmaster.errors import InputError
+from loadmaster.api.report.words import expect_held
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import Check, Event, check, check_plan
 from loadmaster.models.memory.measurement import MemoryMeasurement
@@ -97,8 +97,7 @@ def view(problem: MemoryProblem, plan: MemoryPlan) -> View:
         InputError: the plan is of another problem, holds no schedule, or does not pass the checker.
     """
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    expect_held(plan, verdict)
     assert plan.schedule is not None
     unplanned = check(problem, plain.formulate(problem), budget_bytes=0)
     return View(problem, plan, verdict, unplanned, _tensors(problem, plan.schedule, verdict))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from loadmaster.api.report.extras import Extras
-from loadmaster.api.report.memory.pictures import over_time, plan_png
+from loadmaster.api.report.memory.pictures import over_time, png
 from loadmaster.api.report.memory.plan_page import plan_page, sections
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
 from loadmaster.api.report.memory.words import details, infeasible, summary, verdict
 from loadmaster.api.report.picture import Picture
+from loadmaster.api.report.views import html, trace
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import MemoryPlan
@@ -22,11 +22,13 @@ from loadmaster.models.units import show_bytes, show_share
 
 __all__ = [
     "both",
+    "chrome_trace",
     "details",
     "frontier_extras",
     "html",
     "infeasible",
     "pictures",
+    "plan_page",
     "png",
     "sections",
     "summary",
@@ -34,16 +36,6 @@ __all__ = [
     "verdict",
     "view",
 ]
-
-
-def html(seen: View) -> bytes:
-    """The page that opens offline."""
-    return plan_page(seen).encode()
-
-
-def png(seen: View) -> bytes:
-    """A PNG of memory over the step."""
-    return plan_png(seen)
 
 
 def pictures(seen: View) -> list[Picture]:
@@ -54,11 +46,6 @@ def pictures(seen: View) -> list[Picture]:
 def both(first: View, second: View) -> list[Picture]:
     """Two plans in one picture, the second as a line."""
     return [over_time(first, second)]
-
-
-def trace(seen: View) -> bytes:
-    """The Chrome trace as JSON."""
-    return json.dumps(chrome_trace(seen)).encode()
 
 
 def frontier_extras(problem: MemoryProblem, plans: Sequence[MemoryPlan]) -> Extras:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, View
-from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.api.report.words import check_row, fits, peak_row, proof, step_row, under_budget
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
@@ -18,14 +15,12 @@ _LARGEST_TENSORS = 10
 
 def summary(plan: MemoryPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
-    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}", rows)
+    return under_budget(plan, _infeasible_rows, _rows)
 
 
 def verdict(plan: MemoryPlan, check: Check) -> str:
     """The checker's findings in one line: the peak and the step."""
-    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
-    return f"peak {fit} at {check.peak_at}, step {show_cost(check.objective, plan.unit)}"
+    return f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}, step {show_cost(check.objective, plan.unit)}"
 
 
 def infeasible(plan: MemoryPlan) -> str:
@@ -47,11 +42,7 @@ def _planned(found: Infeasibility) -> str:
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, str]]:
-    assert plan.objective is not None
-    over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
-    step = f"{show_cost(plan.objective, plan.unit)}, {show_share(over)} over the step with memory to spare"
-    rows = [("step", f"{step} ({show_cost(plan.unconstrained, plan.unit)})"), ("proof", _proof(plan))]
-    return rows + _check_rows(plan.check, plan.budget_bytes) + how(plan)
+    return [step_row(plan, plan.unconstrained), ("proof", _proof(plan)), *_check_rows(plan)]
 
 
 def _proof(plan: MemoryPlan) -> str:
@@ -61,25 +52,22 @@ def _proof(plan: MemoryPlan) -> str:
     return f"{text} of the step; {show_share(plan.overhead_gap)} of the overhead is not proved"
 
 
-def _check_rows(check: Mapping[str, Any], budget_bytes: int) -> list[tuple[str, str]]:
-    if "peak_bytes" not in check:
+def _check_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
+    check, rows = plan.check, peak_row(plan, "an unnamed operator")
+    if not rows:
         return []
-    share = f" ({show_share(check['peak_bytes'] / budget_bytes)} of the budget)" if budget_bytes else ""
-    rows = [("peak", f"{show_bytes(check['peak_bytes'])}{share} at {check.get('peak_at', 'an unnamed operator')}")]
     parts = [("recompute_us", "recomputing"), ("stall_us", "waiting for copies"), ("cut_us", "cutting the graph")]
     spent = [f"{show_cost(check[key], 'us')} {what}" for key, what in parts if check.get(key)]
     if check.get("offloaded_bytes"):
         spent.append(f"{show_bytes(check['offloaded_bytes'])} offloaded")
     if spent:
         rows.append(("price", ", ".join(spent)))
-    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
-    return rows
+    return [*rows, check_row(plan)]
 
 
 def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
-    if found is None:
-        return [("why", "no plan exists within this budget")]
+    assert found is not None
     rows = [
         ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes), proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadmaster.errors import InputError
+from loadmaster.api.report.words import expect_held
 from loadmaster.models.partition.checker import Check, check_plan
 from loadmaster.models.partition.placements import Mesh, Worker, code
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
@@ -87,8 +87,7 @@ def view(problem: PartitionProblem, plan: PartitionPlan) -> View:
         InputError: the plan is of another problem, splits nothing, or does not pass the checker.
     """
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    expect_held(plan, verdict)
     assert plan.splits is not None
     rows = tuple(_rows(problem, plan.splits))
     layers = tuple(_layers(problem, verdict.redistributions))

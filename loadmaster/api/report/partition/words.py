@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.partition.view import View
-from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
 from loadmaster.models.partition.checker import Check
 from loadmaster.models.partition.collectives import collectives
 from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
-from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
+from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 _MOST_TENSORS = 20
 _MOST_LAYERS = 12
@@ -16,8 +16,7 @@ _MOST_LAYERS = 12
 
 def summary(plan: PartitionPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
-    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)} a GPU: {plan.standing}", rows)
+    return under_budget(plan, _infeasible_rows, _rows, " a GPU")
 
 
 def infeasible(plan: PartitionPlan) -> str:
@@ -43,8 +42,7 @@ def _planned(found: Infeasibility) -> str:
 
 def verdict(plan: PartitionPlan, check: Check) -> str:
     """The checker's findings in one line: the peak, and the bytes that GPUs receive."""
-    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
-    return f"peak {fit} at {check.peak_at}, all GPUs receive {show_bytes(check.moved_bytes)}"
+    return f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}, all GPUs receive {show_bytes(check.moved_bytes)}"
 
 
 def details(view: View) -> str:
@@ -119,22 +117,17 @@ def _rows(plan: PartitionPlan) -> list[tuple[str, str]]:
     assert plan.objective is not None
     what = "moves" if plan.unit == "bytes" else "step"
     rows = [(what, show_cost(plan.objective, plan.unit)), ("proof", proof(plan))]
+    rows += peak_row(plan, "an unnamed operator", each=" on a GPU")
     check = plan.check
-    if "peak_bytes" in check:
-        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
-        where = check.get("peak_at", "an unnamed operator")
-        rows.append(("peak", f"{show_bytes(check['peak_bytes'])} on a GPU{share} at {where}"))
     if "moved_bytes" in check and "transfer_us" in check:
         time = f"{show_cost(check['transfer_us'], 'us')} in collectives"
         rows.append(("traffic", f"all GPUs receive {show_bytes(check['moved_bytes'])}, {time}"))
-    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
-    return rows + how(plan)
+    return [*rows, check_row(plan)]
 
 
 def _infeasible_rows(plan: PartitionPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
-    if found is None:
-        return [("why", "no plan exists within this budget")]
+    assert found is not None
     rows = [
         ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes) a GPU, proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),

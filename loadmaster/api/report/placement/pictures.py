@@ -27,7 +27,7 @@ ROLES = {
 _ROW_HEIGHT = 26
 
 
-def plan_png(view: View) -> bytes:
+def png(view: View) -> bytes:
     """All pictures as a PNG."""
     return png_bytes(f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", pictures(view))
 

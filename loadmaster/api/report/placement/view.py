@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadmaster.errors import InputError
+from loadmaster.api.report.words import expect_held
 from loadmaster.models.placement.accesses import add_cyclic
 from loadmaster.models.placement.checker import Check, check_plan
 from loadmaster.models.placement.plan import Moves, PlacementPlan
@@ -60,8 +60,7 @@ def view(problem: PlacementProblem, plan: PlacementPlan) -> View:
         InputError: the plan is of another problem, holds no moves, or does not pass the checker.
     """
     verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    expect_held(plan, verdict)
     assert plan.moves is not None
     by_role: dict[str, IntArray] = {}
     positions: dict[int, list[int]] = defaultdict(list)

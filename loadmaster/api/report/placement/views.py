@@ -1,28 +1,31 @@
-"""Views of placement plans: words, pages, pictures, traces."""
+"""Views of placement plans: their page, the trace, and what they add to their frontiers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from loadmaster.api.report.extras import Extras
+from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.picture import Picture
-from loadmaster.api.report.placement.pictures import over_time, pictures, plan_png
-from loadmaster.api.report.placement.plan_page import plan_page, sections
+from loadmaster.api.report.placement.pictures import over_time, pictures, png
 from loadmaster.api.report.placement.trace import chrome_trace
 from loadmaster.api.report.placement.view import View, view
-from loadmaster.api.report.placement.words import details, infeasible, summary, verdict
+from loadmaster.api.report.placement.words import WEAR, details, infeasible, longest_waits, summary, verdict, wear
+from loadmaster.api.report.views import html, trace
+from loadmaster.api.report.words import over, plan_facts
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
-from loadmaster.models.units import show_bytes, show_share
+from loadmaster.models.units import show_bytes, show_cost, show_share
 
 __all__ = [
     "both",
+    "chrome_trace",
     "details",
     "frontier_extras",
     "html",
     "infeasible",
     "pictures",
+    "plan_page",
     "png",
     "sections",
     "summary",
@@ -31,25 +34,54 @@ __all__ = [
     "view",
 ]
 
-
-def html(seen: View) -> bytes:
-    """The page that opens offline."""
-    return plan_page(seen).encode()
+_MOST_BLOCKS = 15
+_MOST_WAITS = 10
 
 
-def png(seen: View) -> bytes:
-    """A PNG of memory over the step, of what is away, and of the links."""
-    return plan_png(seen)
+def plan_page(view: View) -> str:
+    """The report of a feasible plan."""
+    lead = f"{view.problem.title or view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
+    return page(view.plan.name, lead, sections(view))
+
+
+def sections(view: View) -> list[str]:
+    """The sections of the report as HTML, for other pages too."""
+    found = [_facts(view), *map(shown, pictures(view))]
+    if view.away:
+        found += ["<h2>What moves most</h2>", _blocks(view)]
+        found += ["<h2>What the tiers take</h2>", html_table(WEAR, wear(view), numbers=(1, 2))]
+    if waits := longest_waits(view, _MOST_WAITS):
+        found += ["<h2>The longest waits</h2>", html_table(["operator", "waits"], waits, numbers=(1,))]
+    return found
+
+
+def _facts(view: View) -> str:
+    plan, check = view.plan, view.check
+    # Of a plan that moves nothing there is nothing to say of copies.
+    moves = [
+        ("waiting for copies", show_cost(view.run.total_stall_us, "us"), "in every step"),
+        ("stored", show_bytes(check.stored_bytes), f"{len(view.moves.stores)} copies to a tier"),
+        ("loaded", show_bytes(check.loaded_bytes), f"{len(view.moves.absences)} copies from a tier"),
+    ]
+    return facts(
+        plan_facts(
+            view, ("step", f"{over(plan, plan.compute_us)} over unlimited memory"), moves if view.moves.absences else []
+        )
+    )
+
+
+def _blocks(view: View) -> str:
+    blocks = view.problem.blocks
+    rows = [
+        [blocks[a.block].name, blocks[a.block].role, show_bytes(a.size_bytes), str(a.absences), str(a.positions)]
+        for a in view.away[:_MOST_BLOCKS]
+    ]
+    return html_table(["block", "role", "size", "times away", "operators meanwhile"], rows, numbers=(2, 3, 4))
 
 
 def both(first: View, second: View) -> list[Picture]:
     """Two plans in one picture, the second as a line."""
     return [over_time(first, second)]
-
-
-def trace(seen: View) -> bytes:
-    """The Chrome trace as JSON."""
-    return json.dumps(chrome_trace(seen)).encode()
 
 
 def frontier_extras(problem: PlacementProblem, plans: Sequence[PlacementPlan]) -> Extras:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.placement.view import View
-from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.api.report.words import check_row, fits, peak_row, proof, step_row, under_budget
 from loadmaster.models.placement.checker import Check
 from loadmaster.models.placement.plan import PlacementPlan
-from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
+from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 _MOST_BLOCKS = 10
 _MOST_WAITS = 5
@@ -16,8 +16,7 @@ _DAY_US = 86_400e6
 
 def summary(plan: PlacementPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
-    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}", rows)
+    return under_budget(plan, _infeasible_rows, _rows)
 
 
 def infeasible(plan: PlacementPlan) -> str:
@@ -33,8 +32,7 @@ def infeasible(plan: PlacementPlan) -> str:
 
 def verdict(plan: PlacementPlan, check: Check) -> str:
     """The checker's findings in one line: the peak, the step and the bytes moved."""
-    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
-    said = f"peak {fit} at {check.peak_at}"
+    said = f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}"
     if check.timeline is None:
         return said
     return f"{said}, step {show_cost(check.objective, plan.unit)}, {_moved(check.stored_bytes, check.loaded_bytes)}"
@@ -84,21 +82,13 @@ def longest_waits(view: View, most: int = _MOST_WAITS) -> list[list[str]]:
 
 
 def _rows(plan: PlacementPlan) -> list[tuple[str, str]]:
-    assert plan.objective is not None
-    over = plan.objective / plan.compute_us - 1 if plan.compute_us else 0.0
-    step = f"{show_cost(plan.objective, plan.unit)}, {show_share(over)} over the step with memory to spare"
-    rows = [("step", f"{step} ({show_cost(plan.compute_us, plan.unit)})"), ("proof", proof(plan))]
+    rows = [step_row(plan, plan.compute_us), ("proof", proof(plan)), *peak_row(plan, "an unnamed operator")]
     check = plan.check
-    if "peak_bytes" in check:
-        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
-        where = check.get("peak_at", "an unnamed operator")
-        rows.append(("peak", f"{show_bytes(check['peak_bytes'])}{share} at {where}"))
     if "stored_bytes" in check and "loaded_bytes" in check:
         rows.append(("moves", _moved(check["stored_bytes"], check["loaded_bytes"])))
     if check.get("stall_us"):
         rows.append(("price", f"{show_cost(check['stall_us'], 'us')} waiting for copies"))
-    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
-    return rows + how(plan)
+    return [*rows, check_row(plan)]
 
 
 def _moved(stored_bytes: int, loaded_bytes: int) -> str:
@@ -107,8 +97,7 @@ def _moved(stored_bytes: int, loaded_bytes: int) -> str:
 
 def _infeasible_rows(plan: PlacementPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
-    if found is None:
-        return [("why", "no plan exists within this budget")]
+    assert found is not None
     return [
         ("works", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
         ("short", f"{show_bytes(found.short_bytes)} more are enough"),
