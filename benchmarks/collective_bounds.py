@@ -15,10 +15,9 @@ from typing import Any, get_args
 from benchmarks import record
 from benchmarks.collective_reference import CASES
 from loadmaster.models.collective.bounds import all_bounds
-from loadmaster.models.collective.collectives import ROOTED, forms_of, named_chunk_counts
-from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.collectives import ROOTED, forms_of, instance_of, named_chunk_counts
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.throughput import throughput_bound_ns
+from loadmaster.models.collective.proof import throughput_bound_ns
 from loadmaster.models.topologies.presets import preset
 
 MACHINES = (("dgx2", 1), ("dgx2", 2), ("hgx-h200", 1), ("hgx-h200", 2), ("ndv2", 2), ("ring", 8), ("torus", 16))

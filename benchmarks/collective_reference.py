@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import record
 from loadmaster.models.collective.bounds import lower_bound
-from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch
 from loadmaster.models.topologies import presets

@@ -50,7 +50,7 @@ def _write_banner_to_nowhere() -> None:
 
 
 class Reports:
-    """The :class:`loadmaster.solvers.driver.Link` of a solve in this process."""
+    """The :class:`loadmaster.solvers.solution.Link` of a solve in this process."""
 
     def __init__(self) -> None:
         self.latest: Progress | None = None

@@ -88,7 +88,7 @@ KINDS: dict[str, Kind] = {
         name="collective",
         question="over which links, in which order, does each chunk of a collective travel?",
         documents="loadmaster.models.collective.documents",
-        validate="loadmaster.models.collective.problem_rules:check_problem",
+        validate="loadmaster.models.collective.documents:check_problem",
         check="loadmaster.models.collective.checker:check_plan",
         statements="loadmaster.models.collective.statements:STATEMENTS",
         plan="loadmaster.planner.collective.driver:plan_collective",
@@ -114,7 +114,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         new="loadmaster.api.cli.new_collective",
-        summary="loadmaster.models.collective.summary:summary",
+        summary="loadmaster.models.collective.problem:summary",
     ),
     "placement": Kind(
         name="placement",

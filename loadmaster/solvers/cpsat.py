@@ -21,10 +21,9 @@ import numpy as np
 from ortools.sat.python import cp_model_helper
 
 from loadmaster.errors import InputError, SolverError
-from loadmaster.solvers.driver import Link
 from loadmaster.solvers.intervals import NO_COLUMN, Intervals
 from loadmaster.solvers.program import FloatArray, IntArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
+from loadmaster.solvers.solution import Link, Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
 __all__ = ["build_model", "solve"]
 
@@ -40,7 +39,7 @@ _CORE_TIME_LIMIT_S = 10.0
 
 
 def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
-    """Solve with CP-SAT. See :class:`loadmaster.solvers.driver.Driver`.
+    """Solve with CP-SAT. See :class:`loadmaster.solvers.solution.Driver`.
 
     ``node_limit`` counts units of deterministic time (about a second each), and makes parallel search
     interleaved, so that it repeats exactly.
@@ -166,17 +165,13 @@ def _whole_rows(program: Program) -> tuple[IntArray, list[int]]:
         lengths = np.diff(program.row_start)
         factors = np.repeat(np.array([float(factor) for factor in scale]), lengths)
         scaled = np.round(program.value * factors)
-    return _as_int64(scaled), scale
+    # What is clipped here is far beyond _LARGEST_SUM, and refused for that.
+    return np.clip(scaled, -(2.0**62), 2.0**62).astype(np.int64), scale
 
 
 def _denominator(number: float) -> int | None:
     ratio = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
     return ratio.denominator if float(ratio) == number else None
-
-
-def _as_int64(numbers: FloatArray) -> IntArray:
-    # What is clipped here is far beyond _LARGEST_SUM, and refused for that.
-    return np.clip(numbers, -(2.0**62), 2.0**62).astype(np.int64)
 
 
 def _refuse_overflow(program: Program, scaled: IntArray, magnitude: FloatArray) -> None:

@@ -17,9 +17,8 @@ import highspy
 import numpy as np
 
 from loadmaster.errors import InputError, SolverError
-from loadmaster.solvers.driver import Link
 from loadmaster.solvers.program import FloatArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
+from loadmaster.solvers.solution import Link, Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
 
 __all__ = ["pass_program", "solve"]
 
@@ -44,7 +43,7 @@ _IIS_TIME_LIMIT_S = 10.0
 
 
 def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
-    """Solve with HiGHS. See :class:`loadmaster.solvers.driver.Driver`.
+    """Solve with HiGHS. See :class:`loadmaster.solvers.solution.Driver`.
 
     Integer columns of the incumbent are rounded to the integers they stand for.
 
@@ -130,11 +129,7 @@ def _is_broken(highs: Any, program: Program, options: SolveOptions, status: Any)
 
 
 def pass_program(highs: Any, program: Program) -> None:
-    """Hand the arrays over in one call.
-
-    Raises:
-        SolverError: HiGHS refused them.
-    """
+    """Hand the arrays over in one call. Raises SolverError: HiGHS refused them."""
     status = highs.passModel(
         program.column_count,
         program.row_count,

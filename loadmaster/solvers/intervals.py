@@ -5,6 +5,8 @@ when that is 1. The intervals of one group follow one another: of any two that a
 other starts, or when it does.
 
 A solver that knows intervals (``cpsat``) searches over orders; rows alone would need a binary for every pair.
+
+The types of the arrays that programs and their intervals are made of.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from loadmaster.errors import InputError
-from loadmaster.solvers.arrays import BoolArray, FloatArray, IntArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
 
 __all__ = ["NO_COLUMN", "IntervalCollector", "Intervals"]
 

@@ -18,9 +18,9 @@ from loadmaster.solvers.program import Program
 __all__ = ["write_mps"]
 
 
-def write_mps(program: Program, file: TextIO, name: str = "loadmaster") -> None:
+def write_mps(program: Program, file: TextIO) -> None:
     """Write the program to a text file."""
-    file.write(f"NAME {name}\nROWS\n N cost\n")
+    file.write("NAME loadmaster\nROWS\n N cost\n")
     lower, upper = program.row_lower.tolist(), program.row_upper.tolist()
     written = [_row_names(row, low, high) for row, (low, high) in enumerate(zip(lower, upper, strict=True))]
     for names in written:

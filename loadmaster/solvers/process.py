@@ -29,9 +29,18 @@ import numpy as np
 
 from loadmaster.errors import InputError, LoadmasterError, SolverError, SolverKilledError
 from loadmaster.solvers import registry
-from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
+from loadmaster.solvers.solution import (
+    OUT_OF_MEMORY,
+    STOP,
+    Incumbent,
+    Progress,
+    Settled,
+    Solution,
+    SolveOptions,
+    SolverStatus,
+    StoppedBy,
+)
 
 __all__ = ["RunningSolve", "check_options", "check_program", "solve", "start"]
 
@@ -293,11 +302,7 @@ class RunningSolve:
 
 
 def check_program(program: Program) -> None:
-    """Refuse numbers that no solver can use.
-
-    Raises:
-        InputError: names the column or row.
-    """
+    """Refuse numbers that no solver can use. Raises InputError: names the column or row."""
     remedy = "Check the figures that the program was built from."
     for field, numbers in (("cost", program.cost), ("lower", program.lower), ("upper", program.upper)):
         wrong = np.isnan(numbers) if field != "cost" else ~np.isfinite(numbers)

@@ -4,9 +4,9 @@
     subject to  row_lower <= A x <= row_upper,   lower <= x <= upper,   x[integer] integral
                 and, for solvers that know them, intervals that must not overlap
 
-``A`` is stored by rows (CSR). Columns and rows come in named blocks with shapes, so that a solution, an
-infeasible subset or a solver's log can be read back in the formulation's own words. Filling arrays directly
-is two orders of magnitude faster than any expression layer, and hashable, which the plan cache needs.
+``A`` is stored by rows (CSR). Columns and rows come in named blocks with shapes, so that a solution, an infeasible
+subset or a solver's log can be read back in the formulation's own words. Filling arrays directly is two orders of
+magnitude faster than any expression layer, and hashable, which the plan cache needs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadmaster.solvers.arrays import BoolArray, FloatArray, IntArray
-from loadmaster.solvers.intervals import IntervalCollector, Intervals
+from loadmaster.solvers.intervals import BoolArray, FloatArray, IntArray, IntervalCollector, Intervals
 
 __all__ = ["INFINITY", "Block", "BoolArray", "FloatArray", "IntArray", "Program", "ProgramBuilder", "RowList"]
 
@@ -118,11 +117,7 @@ class Program:
         return _label(self.row_blocks, row)
 
     def block(self, name: str) -> Block:
-        """Return the column block called ``name``.
-
-        Raises:
-            KeyError: no such block.
-        """
+        """Return the column block called ``name``. Raises KeyError: no such block."""
         for block in self.column_blocks:
             if block.name == name:
                 return block

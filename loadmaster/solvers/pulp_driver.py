@@ -19,10 +19,9 @@ import numpy as np
 import pulp
 
 from loadmaster.errors import InputError, SolverError
-from loadmaster.solvers.driver import Driver, Link
 from loadmaster.solvers.mps import write_mps
 from loadmaster.solvers.program import FloatArray, Program
-from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
+from loadmaster.solvers.solution import Driver, Link, Solution, SolveOptions, SolverStatus, StoppedBy
 
 __all__ = ["driver", "installed"]
 
@@ -55,7 +54,8 @@ def _solve(name: str, program: Program, options: SolveOptions, link: Link) -> So
         for column, value in zip(options.start_columns.tolist(), options.start_values.tolist(), strict=True):
             columns[f"c{column}"].setInitialValue(value, check=False)
     status, stopped_by = _run(name, problem, options, started)
-    if status is SolverStatus.INFEASIBLE and program.cost.any() and _has_infinite_bounds(program):
+    is_boxed = np.isfinite(program.lower).all() and np.isfinite(program.upper).all()
+    if status is SolverStatus.INFEASIBLE and program.cost.any() and not is_boxed:
         # Some solvers say "infeasible" where they mean "infeasible or unbounded".
         problem.setObjective(pulp.LpAffineExpression(dict.fromkeys(columns.values(), 0.0)))
         again, _ = _run(name, problem, options, started)
@@ -86,10 +86,6 @@ def _run(name: str, problem: Any, options: SolveOptions, started: float) -> tupl
     except pulp.PulpError as error:
         raise SolverError(f"pulp:{name} failed: {error}. Check its installation, or use highs.") from error
     return _outcome(name, problem, options, time.perf_counter() - started)
-
-
-def _has_infinite_bounds(program: Program) -> bool:
-    return bool(np.isinf(program.lower).any() or np.isinf(program.upper).any())
 
 
 def _problem(program: Program) -> Any:

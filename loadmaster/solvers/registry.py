@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from loadmaster.errors import InputError, MissingExtraError
-from loadmaster.solvers.driver import Driver
+from loadmaster.solvers.solution import Driver
 
 __all__ = [
     "DEFAULT",

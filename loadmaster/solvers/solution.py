@@ -1,4 +1,7 @@
-"""Options of a solve, its progress and its answer: the same words for every solver."""
+"""Options of a solve, its progress and its answer: the same words for every solver, and the interface of drivers.
+
+A solver driver is a function that runs in the solve's own process and keeps its caller informed.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,26 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from loadmaster.solvers.program import FloatArray, IntArray
+from loadmaster.solvers.program import FloatArray, IntArray, Program
 
-__all__ = ["Progress", "Solution", "SolveOptions", "SolverStatus", "StoppedBy", "relative_gap"]
+__all__ = [
+    "OUT_OF_MEMORY",
+    "STOP",
+    "Driver",
+    "Incumbent",
+    "Link",
+    "Progress",
+    "Settled",
+    "Solution",
+    "SolveOptions",
+    "SolverStatus",
+    "StoppedBy",
+    "relative_gap",
+]
 
 
 class SolverStatus(enum.Enum):
@@ -107,11 +124,7 @@ class Solution:
         return relative_gap(self.objective, self.bound)
 
     def block(self, indices: IntArray) -> FloatArray:
-        """The incumbent's values at ``indices``, in their shape.
-
-        Raises:
-            ValueError: there is no incumbent.
-        """
+        """The incumbent's values at ``indices``, in their shape. Raises ValueError: there is no incumbent."""
         if self.values is None:
             raise ValueError(f"the solve ended {self.status.value} without an incumbent: it has no values")
         return np.asarray(self.values[indices], dtype=np.float64)
@@ -124,3 +137,53 @@ def relative_gap(objective: float | None, bound: float | None) -> float | None:
     if objective == bound:
         return 0.0
     return max(0.0, (objective - bound) / max(abs(objective), 1e-10))
+
+
+STOP = "stop"  # what the parent sends to a solve that should end
+OUT_OF_MEMORY = (
+    "The solve ran out of memory. Raise memory_limit_bytes, run on a machine with more memory, "
+    "or ask for fewer threads."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Incumbent:
+    """A feasible point [columns], on its way from a solve to its caller."""
+
+    objective: float
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """An answer that is final but for its explanation, sent before the search for one."""
+
+    solution: Solution
+
+
+class Link(Protocol):
+    """The driver's side of the line to whoever asked for the solve. Safe to call from any thread, often."""
+
+    def progress(self, progress: Progress) -> None:
+        """Report the state of the search. Sent on at most twice a second."""
+        ...
+
+    def incumbent(self, objective: float, values: FloatArray) -> None:
+        """Report a feasible point [columns]; the best is what a killed solve still answers."""
+        ...
+
+    def settled(self, solution: Solution) -> None:
+        """Report an answer that is final but for its conflict."""
+        ...
+
+    def stop_asked(self) -> bool:
+        """Return whether the caller wants the solve to end now, with what it has."""
+        ...
+
+
+class Driver(Protocol):
+    """Solves a program that has at least one column. Called once in a process of its own."""
+
+    def __call__(self, program: Program, options: SolveOptions, link: Link) -> Solution:
+        """Solve the program. Raises InputError for options the solver does not know, SolverError where it breaks."""
+        ...

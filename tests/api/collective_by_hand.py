@@ -11,8 +11,8 @@ from typing import Any
 
 from loadmaster.api.planning import FloorPlanner
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.documents import write_problem
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.proof import prove

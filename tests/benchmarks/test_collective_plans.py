@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.collective.plans import COLLECTIVES, crossover_bytes, direct, read
 from benchmarks.collective_gpu import KIB, MIB, order
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.documents import write_plan, write_problem
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.lowering import lower
 from tests.models.collective.message_replay import replay
 

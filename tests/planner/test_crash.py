@@ -21,8 +21,7 @@ from loadmaster.planner.collective import solves
 from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.memory import driver, search
 from loadmaster.solvers import process
-from loadmaster.solvers.driver import Incumbent
-from loadmaster.solvers.solution import Solution
+from loadmaster.solvers.solution import Incumbent, Solution
 from tests.api.collective_by_hand import ring_document
 from tests.models.memory.instances import budgets, random_problem
 

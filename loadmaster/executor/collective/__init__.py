@@ -10,11 +10,10 @@ except ImportError:
     raise MissingExtraError("torch", "torch") from None
 
 from loadmaster.executor.collective.agreement import Place
-from loadmaster.executor.collective.engine import Engine, ReferenceEngine
+from loadmaster.executor.collective.engine import Engine, ReferenceEngine, Runner
 from loadmaster.executor.collective.faults import PeerError
 from loadmaster.executor.collective.install import Installed, disable, stats, use
 from loadmaster.executor.collective.process_group import PlannedGroup
-from loadmaster.executor.collective.reference import Runner
 from loadmaster.executor.renamed import warn_renamed
 
 __all__ = [

@@ -61,9 +61,7 @@ class Calibration:
 
     Attributes:
         device: name of the GPU, or "cpu".
-        ranks: of the group.
         plans: what was planned, as ranks agreed on it.
-        timings: by collective and size.
     """
 
     device: str
@@ -87,11 +85,7 @@ class Calibration:
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            InputError: no such file, or another content.
-        """
+        """Read what :meth:`save` wrote. Raises InputError: no such file, or another content."""
         try:
             read = json.loads(Path(path).read_text("utf-8"))
             timings = tuple(Timing(**timing) for timing in read["timings"])
@@ -145,10 +139,7 @@ def calibrate(
 
     Args:
         planned: has no calibration yet.
-        inner: the group that it wraps.
         collectives: those that are planned and take no root, with the fewest bytes that they are planned from.
-        device: of the tensors.
-        plans: what was planned, for :class:`Calibration`.
         largest_bytes: what is larger is not planned.
     """
     most_bytes = min(_LARGEST_BYTES, largest_bytes or _LARGEST_BYTES, _free_bytes(device, inner) // _SHARE)

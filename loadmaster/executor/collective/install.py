@@ -26,9 +26,7 @@ from loadmaster.executor.collective.calibration import MEASURED, Calibration, ex
 from loadmaster.executor.collective.calibration import calibrate as measure
 from loadmaster.executor.collective.engine import Engine, MakeEngine, ReferenceEngine
 from loadmaster.executor.collective.fused.engine import FusedEngine
-from loadmaster.executor.collective.native.extension import extension
-from loadmaster.executor.collective.native.group import NativeGroup, launcher_of
-from loadmaster.executor.collective.native.launching import LaunchEngine
+from loadmaster.executor.collective.native.group import LaunchEngine, NativeGroup, extension, launcher_of
 from loadmaster.executor.collective.process_group import PlannedGroup
 from loadmaster.executor.collective.sources import Planned, Plans, read_plans
 from loadmaster.executor.torch_private.distributed import (
@@ -84,7 +82,12 @@ class Installed:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Counts of calls by the way that they went; see :func:`stats`."""
-        return _stats(self._planned)
+        group = self._planned
+        nested: dict[str, dict[str, Any]] = {"planned": {}, "padded": dict(group.padded), "fell_back": {}}
+        for name, counted in (("planned", group.planned), ("fell_back", group.fell_back)):
+            for (collective, detail), calls in counted.items():
+                nested[name].setdefault(collective, {})[detail] = calls
+        return nested
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An uninitialized tensor in memory that all ranks share. Every rank asks for the same, in the same order.
@@ -272,14 +275,6 @@ def stats() -> dict[str, dict[str, Any]]:
     if not _installed:
         raise InputError("collective", None, "are not installed", "Call collective.use(plans) first.")
     return _installed[-1].stats()
-
-
-def _stats(group: PlannedGroup | NativeGroup) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {"planned": {}, "padded": dict(group.padded), "fell_back": {}}
-    for name, counted in (("planned", group.planned), ("fell_back", group.fell_back)):
-        for (collective, detail), calls in counted.items():
-            nested[name].setdefault(collective, {})[detail] = calls
-    return nested
 
 
 def _registers() -> list[dict[Any, Any]]:

@@ -24,6 +24,7 @@ from loadmaster.executor.collective.calibration import Calibration
 from loadmaster.executor.collective.calls import (
     Call,
     Tensors,
+    WorkQueue,
     even,
     laid_out,
     later_of,
@@ -32,8 +33,7 @@ from loadmaster.executor.collective.calls import (
     stacked,
 )
 from loadmaster.executor.collective.engine import Engine, MakeEngine, grain_bytes
-from loadmaster.executor.collective.sums import bytes_of, can_combine, kind_of
-from loadmaster.executor.collective.work_queue import WorkQueue
+from loadmaster.executor.collective.exchange import bytes_of, can_combine, kind_of
 from loadmaster.executor.torch_private.distributed import (
     backend_of,
     device_types_of,

@@ -74,9 +74,9 @@ def _of_documents(documents: Mapping[Path, Mapping[str, Any]]) -> list[Planned]:
         if _is_both(document):
             found.append(_pair(document["problem"], document["plan"]))
         elif "problem_sha256" in document:
-            plans.append((path, _plan(document)))
+            plans.append((path, _typed("plan", CollectivePlan, document)))
         else:
-            problem = _problem(document)
+            problem = _typed("problem", CollectiveProblem, document)
             problems[problem.sha256] = problem
     for path, plan in plans:
         if plan.problem_sha256 not in problems:
@@ -93,7 +93,7 @@ def _is_both(document: Mapping[str, Any]) -> bool:
 
 
 def _pair(problem: Any, plan: Any) -> Planned:
-    asked, found = _problem(problem), _plan(plan)
+    asked, found = _typed("problem", CollectiveProblem, problem), _typed("plan", CollectivePlan, plan)
     if found.problem_sha256 != asked.sha256:
         raise InputError(
             "plan.problem_sha256",
@@ -102,14 +102,6 @@ def _pair(problem: Any, plan: Any) -> Planned:
             "Give the problem the plan is for.",
         )
     return asked, found
-
-
-def _problem(given: Any) -> CollectiveProblem:
-    return _typed("problem", CollectiveProblem, given)
-
-
-def _plan(given: Any) -> CollectivePlan:
-    return _typed("plan", CollectivePlan, given)
 
 
 def _typed(what: Literal["problem", "plan"], wanted: type[Typed], given: Any) -> Typed:

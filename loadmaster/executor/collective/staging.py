@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadmaster.models.collective.buffers import Sum
-from loadmaster.models.collective.lowering import Lowered, Message
+from loadmaster.models.collective.lowering import Lowered, Message, Sum
 
 Order = Literal["levels", "global"]
 Buffer = Literal["input", "output", "scratch"]
@@ -35,11 +34,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message that this rank sends.
-
-    Attributes:
-        pieces: what it is put together from; one: it is sent from where it is.
-    """
+    """A message that this rank sends. ``pieces``: what it is put together from; one: it is sent from where it is."""
 
     message: Message
     size_bytes: int
@@ -50,8 +45,7 @@ class Outgoing:
 class Incoming:
     """A message that this rank receives.
 
-    Attributes:
-        direct: where it lands; None: in staging, to be added or copied once the batch is over.
+    ``direct``: where it lands; None: in staging, to be added or copied once the batch is over.
     """
 
     message: Message

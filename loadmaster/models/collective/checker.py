@@ -27,9 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import named_chunk_counts
+from loadmaster.models.collective.collectives import instance_of, named_chunk_counts
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.verdict import Check, Journey, PlanCheck
@@ -94,7 +93,10 @@ class _Replay:
         self._senders()
         keys, times = self._copies()
         self._sums()
-        said = [self._says(send, text) for send, text in sorted(self.wrong, key=lambda found: found[0])]
+        said = []
+        for index, text in sorted(self.wrong, key=lambda found: found[0]):
+            send = self.sends[index]
+            said.append(f"the send from rank {send.source} to {send.target} at {send.start_ns} ns{text}")
         if self.whole_ns:
             summed = np.array([c * self.topology.rank_count + r for c, r in self.whole_ns], dtype=np.int64)
             keys = np.concatenate([keys, summed])
@@ -116,11 +118,6 @@ class _Replay:
             held=keys,
             held_ns=times,
         )
-
-    def _says(self, index: int, text: str) -> str:
-        """Describe what is wrong with a send."""
-        send = self.sends[index]
-        return f"the send from rank {send.source} to {send.target} at {send.start_ns} ns{text}"
 
     def _rows(self) -> None:
         """The chunks of every send; what is wrong with them, and with links."""
@@ -293,8 +290,7 @@ class _Replay:
     def _postcondition(self, keys: IntArray, times: IntArray) -> tuple[int, list[str]]:
         """Find when the last target holds its chunks, and the targets that do not.
 
-        Args:
-            keys, times: the (chunk, rank) that hold chunks, ascending, and since when.
+        ``keys``, ``times``: the (chunk, rank) that hold chunks, ascending, and since when.
         """
         ranks = self.topology.rank_count
         every = itertools.chain.from_iterable(

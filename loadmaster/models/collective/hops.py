@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.aliasing import Aliases, IntArray
 from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.symmetry import Aliases, IntArray
 
 # Per chunk, the indices of the links it uses.
 Routes = Sequence[Sequence[int]]
@@ -27,8 +27,7 @@ Routes = Sequence[Sequence[int]]
 class Hop:
     """One chunk over one link.
 
-    Attributes:
-        after: indices of the hops that must have arrived before this one starts, ascending.
+    ``after``: indices of the hops that must have arrived before this one starts, ascending.
     """
 
     chunk: int
@@ -61,7 +60,7 @@ def _waits(instance: Instance, index: int, links: Sequence[int]) -> Mapping[int,
         if k not in usable or links.count(k) > 1:
             raise InputError(field, k, "is no link that the chunk may use, or is there twice", remedy)
     # A sum goes the other way: from its target to its sources it is a tree like any other.
-    starts, ends = (chunk.targets, chunk.sources) if chunk.reduces else (chunk.sources, chunk.targets)
+    starts, ends = chunk.tree_ends
     enters = {k: topology.links[k].source if chunk.reduces else topology.links[k].target for k in links}
     leaves = {k: topology.links[k].target if chunk.reduces else topology.links[k].source for k in links}
     by = {rank: k for k, rank in enters.items()}
@@ -79,11 +78,7 @@ def _waits(instance: Instance, index: int, links: Sequence[int]) -> Mapping[int,
 
 
 def expect_one_target(index: int, chunk: Chunk) -> None:
-    """Refuse a sum with several targets.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Refuse a sum with several targets. Raises InputError: it is one."""
     if chunk.goes_on:
         raise InputError(
             f"chunks[{index}].targets",

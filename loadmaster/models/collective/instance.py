@@ -36,6 +36,11 @@ class Chunk:
         """True for a sum with several targets: it is copied on once it is whole."""
         return self.reduces and len(self.targets) > 1
 
+    @property
+    def tree_ends(self) -> tuple[tuple[Rank, ...], tuple[Rank, ...]]:
+        """Root of the chunk's tree (of a forest, the roots), and the ranks that must hang on it."""
+        return (self.targets, self.sources) if self.reduces else (self.sources, self.targets)
+
 
 @dataclass(frozen=True)
 class Symmetry:

@@ -44,7 +44,7 @@ import networkx as nx
 import numpy as np
 
 from loadmaster.models.collective.hops import Routes, colliding, expect_one_target, orbits, rank_orbits
-from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Solution
@@ -128,11 +128,11 @@ class Variables:
         self.own_ranks = [pair for i, pair in enumerate(places) if self._rank_orbit[pair] == i]
 
     def _add(self, b: ProgramBuilder) -> None:
-        count, horizon = len(self.own), self.horizon_ns
+        count, horizon, chunks = len(self.own), self.horizon_ns, self.instance.chunks
         low, high = ([self.windows[pair][end] for pair in self.own] for end in (0, 1))
         self.used = b.columns("used", count, upper=1, integer=True)
         self.send = b.columns("send", count, lower=low, upper=high, integer=True)
-        latest = [0 if self._is_origin(c, r) else horizon for c, r in self.own_ranks]
+        latest = [0 if r in chunks[c].sources and not chunks[c].reduces else horizon for c, r in self.own_ranks]
         self.start = b.columns("start", len(latest), upper=latest, integer=True)
         self.time = int(b.columns("time", (), lower=self.bound_ns, upper=horizon, cost=1, integer=True))
         by_orbit = {self._rank_orbit[pair]: int(self.start[i]) for i, pair in enumerate(self.own_ranks)}
@@ -147,11 +147,6 @@ class Variables:
     def at(self, c: int, rank: int) -> int:
         """Column of start[c, rank]."""
         return self._start_of[c, rank]
-
-    def _is_origin(self, c: int, rank: int) -> bool:
-        """Return whether a whole chunk is at a rank from the beginning."""
-        chunk = self.instance.chunks[c]
-        return rank in chunk.sources and not chunk.reduces
 
     def around(self, *, into: bool) -> dict[Pair, list[int]]:
         """Places of the hops into, or out of, each (chunk, rank) with columns of its own."""
@@ -179,11 +174,7 @@ class IntervalSchedule:
         return len(self.variables.own)
 
     def schedule(self, solution: Solution) -> tuple[Send, ...]:
-        """The sends of a solution.
-
-        Raises:
-            ValueError: the solution has no incumbent.
-        """
+        """The sends of a solution. Raises ValueError: the solution has no incumbent."""
         v = self.variables
         used, send = solution.block(v.used).tolist(), solution.block(v.send).tolist()
         found = []
@@ -274,7 +265,7 @@ def receive_once(b: ProgramBuilder, v: Variables) -> None:
     rows = b.row_list("receive_once")
     for c, r in v.own_ranks:
         chunk = v.instance.chunks[c]
-        starts, ends = _ways(chunk)
+        starts, ends = chunk.tree_ends
         if r in starts:
             continue
         places = (out if chunk.reduces else into)[c, r]
@@ -309,8 +300,3 @@ def take_turns(b: ProgramBuilder, v: Variables) -> None:
             sharing[resource].append(int(intervals[place]))
     for group in sorted({tuple(sorted(places)) for places in sharing.values() if len(places) > 1}):
         b.intervals.keep_apart(group)
-
-
-def _ways(chunk: Chunk) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Root of a chunk's tree, and the ranks that must hang on it."""
-    return (chunk.targets, chunk.sources) if chunk.reduces else (chunk.sources, chunk.targets)

@@ -51,8 +51,6 @@ class Algorithm:
         bound_by: the argument that gave the bound, of the form that it lets be fastest.
         throughput_bound_ns: proved from bandwidth alone.
         from_bytes: of the sizes up to the next algorithm's ``from_bytes``, this one is the fastest of the table.
-        method: what found it.
-        seconds: that took.
     """
 
     size_bytes: PositiveSize

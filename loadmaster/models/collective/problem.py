@@ -11,7 +11,9 @@ from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.fields import READING, AsText, Bounds, Name, PositiveSize, Size
 from loadmaster.models.shown import ShownProblem
+from loadmaster.models.summary import Summary
 from loadmaster.models.topologies.topology import Rank, Topology
+from loadmaster.models.units import show_bytes
 
 Collective = Literal[
     "allgather",
@@ -124,3 +126,16 @@ def _one_form(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
+
+
+def summary(problem: CollectiveProblem) -> Summary:
+    """The collective, its network, and the sizes that it is planned for."""
+    topology = problem.topology
+    rows = [
+        ("collective", problem.collective + ("" if problem.root is None else f", root {problem.root}")),
+        ("network", f"{topology.name}: {topology.rank_count} ranks on {topology.node_count} nodes"),
+        ("planned for", ", ".join(map(show_bytes, problem.sizes_bytes))),
+    ]
+    if problem.sketch is not None:
+        rows.append(("sketch", problem.sketch.name))
+    return Summary(problem.name, tuple(rows), {"nodes": topology.node_count, "sizes_bytes": problem.sizes_bytes})

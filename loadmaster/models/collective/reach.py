@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Unreachable
 
+# No way: more hops than any.
+NO_WAY = 1 << 20
 # A cut is told by so many of its ranks and links; the plan lists all ranks.
 _SHOWN = 8
 
@@ -76,6 +78,22 @@ def _reached(instance: Instance, chunk: int, start: Sequence[int]) -> frozenset[
         if len(found) == instance.topology.rank_count:
             break
     return frozenset(found)
+
+
+def fewest_hops(instance: Instance, usable: Iterable[int], start: Sequence[int], *, backwards: bool) -> list[int]:
+    """Fewest links to each rank from any of some ranks, or back to them; ``NO_WAY`` where nothing leads there."""
+    topology, allowed = instance.topology, frozenset(usable)
+    found = [NO_WAY] * topology.rank_count
+    for rank in start:
+        found[rank] = 0
+    waiting = list(start)
+    for rank in waiting:
+        for k in (topology.in_links if backwards else topology.out_links)[rank]:
+            other = topology.links[k].source if backwards else topology.links[k].target
+            if k in allowed and found[other] == NO_WAY:
+                found[other] = found[rank] + 1
+                waiting.append(other)
+    return found
 
 
 def _no_root(instance: Instance, chunk: int, missed: int, found: frozenset[int]) -> str:

@@ -45,10 +45,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.aliasing import Aliases, IntArray
 from loadmaster.models.collective.bounds.network import NEVER, Network
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.symmetry import holders_of
+from loadmaster.models.collective.symmetry import Aliases, IntArray, holders_of
 from loadmaster.solvers.program import INFINITY, Program, ProgramBuilder
 
 # Solvers' objectives are right to some digits; a bound is rounded down by this share before it is rounded up to a
@@ -129,8 +128,7 @@ class RoutingBound:
     def proved_ns(self, value: float | None) -> int:
         """Least time of every schedule that a value of the program proves.
 
-        Args:
-            value: a bound of the program, as its solver reports; None: it has no solution.
+        ``value``: a bound of the program, as its solver reports; None: it has no solution.
         """
         v = self.variables
         if value is None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.bounds import Bound
-from loadmaster.models.collective.collectives import forms_of, named_chunk_counts
-from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.collectives import forms_of, instance_of, named_chunk_counts
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.proof import NOTHING_YET, ROUTING, prove

@@ -15,7 +15,7 @@ Variables:
     sent[c,k,s]    binary
     used[k,s]      binary
 Under symmetries there is one variable for each orbit, and equal rows are there once
-(:mod:`loadmaster.models.collective.aliasing`).
+(:mod:`loadmaster.models.collective.symmetry`).
 
 Minimize sum of length[s]
 subject to
@@ -41,15 +41,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.aliasing import Aliases
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.symmetry import holders_of
+from loadmaster.models.collective.reach import NO_WAY, fewest_hops
+from loadmaster.models.collective.symmetry import Aliases, holders_of
 from loadmaster.solvers.program import IntArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Solution
-
-# No way.
-_NEVER = 1 << 20
 
 
 class Variables:
@@ -92,11 +89,7 @@ class StepSchedule:
     variables: Variables
 
     def schedule(self, solution: Solution) -> tuple[Send, ...]:
-        """The messages of a solution, each at the start of its step.
-
-        Raises:
-            ValueError: the solution has no incumbent.
-        """
+        """The messages of a solution, each at the start of its step. Raises ValueError: it has no incumbent."""
         v = self.variables
         sent, lengths = solution.block(v.sent), solution.block(v.length)
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -116,9 +109,9 @@ def least_steps(instance: Instance, usable: Sequence[Sequence[int]]) -> int:
     """The fewest steps that all chunks can get to their targets in, whatever they cost; 0 where some cannot at all."""
     most = 0
     for c, chunk in enumerate(instance.chunks):
-        ahead = _hops(instance, usable[c], chunk.sources, backwards=False) if chunk.size_bytes else []
+        ahead = fewest_hops(instance, usable[c], chunk.sources, backwards=False) if chunk.size_bytes else []
         most = max([most, *(ahead[r] for r in chunk.targets if ahead)])
-    return most if most < _NEVER else 0
+    return most if most < NO_WAY else 0
 
 
 def formulate(instance: Instance, steps: int, usable: Sequence[Sequence[int]] | None = None) -> StepSchedule:
@@ -216,8 +209,8 @@ def _triples(instance: Instance, steps: int, usable: Sequence[Sequence[int]]) ->
             continue
         alike = (chunk.sources, chunk.targets, id(usable[c]))
         if alike not in known:
-            ahead = _hops(instance, usable[c], chunk.sources, backwards=False)
-            left = _hops(instance, usable[c], chunk.targets, backwards=True)
+            ahead = fewest_hops(instance, usable[c], chunk.sources, backwards=False)
+            left = fewest_hops(instance, usable[c], chunk.targets, backwards=True)
             known[alike] = [
                 (k, s)
                 for k in usable[c]
@@ -225,17 +218,4 @@ def _triples(instance: Instance, steps: int, usable: Sequence[Sequence[int]]) ->
                 for s in range(ahead[links[k].source], steps - left[links[k].target])
             ]
         found += [(c, k, s) for k, s in known[alike]]
-    return found
-
-
-def _hops(instance: Instance, usable: Sequence[int], start: Sequence[int], *, backwards: bool) -> list[int]:
-    """Fewest links between each rank and any of some ranks."""
-    links = instance.topology.links
-    ends = [(links[k].target, links[k].source) if backwards else (links[k].source, links[k].target) for k in usable]
-    found = [_NEVER] * instance.topology.rank_count
-    for rank in start:
-        found[rank] = 0
-    for _ in found:
-        for a, b in ends:
-            found[b] = min(found[b], found[a] + 1)
     return found

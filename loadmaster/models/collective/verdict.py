@@ -36,7 +36,6 @@ class Check:
     """The verdict on one schedule.
 
     Attributes:
-        ok: no violation.
         violations: in words, empty when ok.
         topology: what the schedule is for: the problem's, as far as its sketch leaves it; the links and resources of
             the journeys are of this one.

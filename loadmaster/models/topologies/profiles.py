@@ -21,7 +21,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document, load_document, parse
 from loadmaster.models.fields import READING, Bounds
 from loadmaster.models.shipped import Shipped
-from loadmaster.models.topologies.clusters import Cost, NodeWiring, cluster, dgx1_wires
+from loadmaster.models.topologies.presets import Cost, NodeWiring, cluster, dgx1_wires
 from loadmaster.models.topologies.topology import Topology
 
 _SHIPPED = Shipped("loadmaster.models.topologies", "topologies", "topology_file", "profile")
@@ -63,11 +63,7 @@ def profile_names() -> list[str]:
 
 
 def published_profile(name: str) -> Document:
-    """Read a shipped profile, as published.
-
-    Raises:
-        InputError: there is no profile of this name.
-    """
+    """Read a shipped profile, as published. Raises InputError: there is no profile of this name."""
     return _SHIPPED.read(name)
 
 

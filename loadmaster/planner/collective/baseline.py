@@ -2,9 +2,13 @@
 
 What an algorithm takes is estimated from its messages with k0 chunks a piece, enough for its trees to take turns. Let
 its busiest resource carry bytes for ``work`` ns and messages for ``fixed`` ns, and its longest path cost ``path`` ns
-without bytes and ``fill`` ns for them. With k chunks it takes about ``work + fixed k / k0``, and
-``path + fill k0 / k`` until the first chunk is there. Tried are the fewest chunks that come near the least of that;
-from there, twice and half as many, as long as that is faster.
+without bytes and ``fill`` ns for them. With k chunks it takes about ``work + fixed k / k0``, and ``path + fill k0 / k``
+until the first chunk is there. Tried are the fewest chunks that come near the least of that; from there, twice and half
+as many, as long as that is faster.
+
+Limit on the size of problems: those too large to plan are refused at once, with the size that can be planned. What a
+plan costs in time and in memory goes by its *deliveries*: chunks times the ranks that must get them. List scheduling
+takes about a millisecond and 3 KiB for each of them.
 """
 
 from __future__ import annotations
@@ -15,14 +19,45 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, named_chunk_counts
+from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, instance_of, named_chunk_counts
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Form
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
-from loadmaster.planner.collective.plannable import deliveries
 from loadmaster.planner.collective.sketches import turning
 from loadmaster.planner.collective.trees import Messages, TreeClassic, messages, tree_classics
+
+# A minute or two of list scheduling, and less than a GiB.
+MOST_DELIVERIES = 1 << 18
+
+
+def deliveries(problem: CollectiveProblem, chunk_count: int) -> int:
+    """Count the deliveries of a problem: for each chunk the ranks that must get it; of sums that go on, the results."""
+    if problem.custom is not None:
+        return sum(len(set(chunk.targets) - set(chunk.sources)) for chunk in problem.custom)
+    ranks = problem.topology.rank_count
+    pairs = ranks - 1 if problem.collective in ROOTED else ranks * (ranks - 1)
+    return pairs * chunk_count
+
+
+def expect_plannable(problem: CollectiveProblem) -> None:
+    """Refuse a problem that is too large to plan.
+
+    Raises:
+        InputError: naming what makes it so, and the most that can be planned.
+    """
+    for chunk_count in named_chunk_counts(problem) or (1,):
+        found = deliveries(problem, chunk_count)
+        if found <= MOST_DELIVERIES:
+            continue
+        what = f"makes {found:,} deliveries of chunks to ranks; {MOST_DELIVERIES:,} can be planned"
+        if problem.custom is not None:
+            raise InputError("custom", len(problem.custom), what, "Give fewer chunks, or fewer targets of each.")
+        each = deliveries(problem, 1)
+        if each <= MOST_DELIVERIES:
+            raise InputError("chunk_counts", chunk_count, what, f"Give at most {MOST_DELIVERIES // each}.")
+        most = next(n for n in range(problem.topology.rank_count, 0, -1) if n * (n - 1) <= MOST_DELIVERIES)
+        raise InputError("topology", problem.topology.rank_count, what, f"Give at most {most} ranks.")
+
 
 # More messages than this take seconds to order and to check; the fewest chunks are tried whatever they make.
 MOST_MESSAGES = 1 << 17
@@ -43,8 +78,7 @@ CLOSE, NEAR = 1.02, 1.1
 class _Listed:
     """Algorithm in a form, with the estimate of each number of chunks, ascending.
 
-    Attributes:
-        known_ns: its time with ``count`` chunks, where it was made.
+    ``known_ns``: its time with ``count`` chunks, where it was made.
     """
 
     classic: TreeClassic

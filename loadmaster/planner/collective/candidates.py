@@ -1,19 +1,71 @@
-"""All candidates of one size, made when their turn comes, and the whole problems that they share."""
+"""Candidates of the search for one size, made when their turn comes, and the whole problems that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.bounds import Bound, lower_bound
-from loadmaster.models.collective.collectives import forms_of, named_chunk_counts
-from loadmaster.models.collective.logical import instance_of
-from loadmaster.models.collective.plan import Form
+from loadmaster.models.collective.collectives import forms_of, instance_of, named_chunk_counts
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.plan import Form, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.planner.collective.candidate import Candidate, Whole
+from loadmaster.planner.collective.greedy import Combining
+from loadmaster.planner.collective.restarts import Restarts
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.effort import Effort
+
+
+@dataclass
+class Whole:
+    """The chunks of one form and chunk count on everything that the problem allows, and what is proved of them.
+
+    Attributes:
+        instance: schedules are checked in it.
+        cut: why there is no schedule; None: there is one.
+        prove: a bound of these chunks in this form alone.
+    """
+
+    instance: Instance
+    cut: Unreachable | None
+    prove: Callable[[], Bound]
+
+    @cached_property
+    def bound(self) -> Bound:
+        """Lower bound, proved when it is first asked for: the classic algorithms do not wait for it."""
+        return self.prove()
+
+
+@dataclass
+class Candidate:
+    """One form, chunk count and sketch; what they make of the problem, and the best schedule of it so far.
+
+    Attributes:
+        instance: what schedules are looked for in.
+        whole: what all sketches of this form and chunk count share.
+        searcher: list scheduling in ``instance``; each turn goes on where the last one stopped.
+        is_exhausted: list scheduling gave up before its time was up.
+    """
+
+    form: Form
+    chunk_count: int
+    sketch: Sketch
+    instance: Instance
+    whole: Whole
+    sends: tuple[Send, ...] | None = None
+    time_ns: int = 0
+    method: str = ""
+    searcher: Combining | Restarts | None = None
+    is_exhausted: bool = False
+
+    @property
+    def bound(self) -> Bound:
+        """Lower bound of every schedule of this form and chunk count."""
+        return self.whole.bound
+
 
 # Of the time of a size, the most that symmetries are looked for, and that bounds of one form and number of chunks take.
 SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2

@@ -29,15 +29,13 @@ from itertools import count as numbers
 from itertools import pairwise, product
 from typing import Literal
 
-import networkx as nx
-
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.grids import Dimension, flat, node_grid
-from loadmaster.planner.collective.phases import joined
 from loadmaster.planner.collective.prune import prune, retime
-from loadmaster.planner.collective.reversal import choose_roots, gathering, reverse, reversed_summing
+from loadmaster.planner.collective.reversal import choose_roots, gathering, joined, reverse, reversed_summing
+from loadmaster.planner.collective.routes import ShortestWays
 
 Scheme = Literal["doubling", "halving", "ring", "both ways", "direct"]
 SCHEMES: tuple[Scheme, ...] = ("doubling", "halving", "ring", "both ways", "direct")
@@ -81,8 +79,7 @@ def schedule(instance: Instance, classic: Classic) -> tuple[Send, ...] | None:
 def _copies(instance: Instance, classic: Classic, usable: Sequence[Sequence[int]]) -> tuple[Send, ...] | None:
     """Schedule an instance without sums; None where a rank cannot reach another that it sends to.
 
-    Args:
-        usable: per chunk the links it may use.
+    ``usable``: per chunk the links it may use.
     """
     steps = _Steps(instance, usable)
     for dimension, scheme in classic.phases:
@@ -95,7 +92,6 @@ class _Steps:
     """State between steps: who has which chunk. ``sends`` are in order, their starts far enough apart for all."""
 
     def __init__(self, instance: Instance, usable: Sequence[Sequence[int]]) -> None:
-        self.instance, self.usable = instance, usable
         self.sends: list[Send] = []
         self.held: list[set[int]] = [set() for _ in range(instance.topology.rank_count)]
         self.only: dict[int, int] = {}
@@ -109,9 +105,7 @@ class _Steps:
         total = sum(chunk.size_bytes for chunk in instance.chunks)
         self._apart_ns = max((k.transfer_ns(total) for k in instance.topology.links), default=0) + 1
         self._turns = numbers()
-        # Chunks that may use the same links share one sequence of them.
-        self._links: dict[int, frozenset[int]] = {}
-        self._ways: dict[int, dict[int, dict[int, list[int]]]] = {}
+        self._ways = ShortestWays(instance, usable)
 
     def take(self, dimension: Dimension, scheme: Scheme) -> bool:
         """Take all steps of a dimension; False where some rank cannot be reached."""
@@ -153,7 +147,7 @@ class _Steps:
         together: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for c in sorted(chunks):
             if c not in self.held[to]:
-                way = self._way(c, rank, to)
+                way = self._ways.way(c, rank, to)
                 if not way:
                     return False
                 together[way].append(c)
@@ -168,21 +162,6 @@ class _Steps:
                     if c in self.only:
                         self.held[source].discard(c)
         return True
-
-    def _way(self, c: int, rank: int, to: int) -> tuple[int, ...]:
-        topology, usable = self.instance.topology, self.usable[c]
-        if id(usable) not in self._links:
-            self._links[id(usable)] = frozenset(usable)
-        if topology.link_between.get((rank, to)) in self._links[id(usable)]:
-            return rank, to
-        ways = self._ways.setdefault(id(usable), {})
-        if rank not in ways:
-            graph = nx.DiGraph()
-            for index in usable:
-                link = topology.links[index]
-                graph.add_edge(link.source, link.target, ns=link.transfer_ns(self.instance.chunks[c].size_bytes))
-            ways[rank] = nx.single_source_dijkstra_path(graph, rank, weight="ns") if rank in graph else {}
-        return tuple(ways[rank].get(to, ()))
 
 
 def _distances(size: int, scheme: Scheme) -> list[tuple[int, ...]]:

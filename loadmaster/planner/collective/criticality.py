@@ -9,9 +9,45 @@ island have it.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+from typing import Literal
 
-from loadmaster.planner.collective.parameters import Parameters
 from loadmaster.planner.collective.scheduling_graph import UNREACHED, Orbit, SchedulingGraph, bits
+
+Mode = Literal["tail", "bulk", "rare"]
+"""Rule for the offer that a port takes first: ``tail`` the chunk with the longest way still to go; ``bulk`` the message
+with the most chunks; ``rare`` the chunk that the fewest ranks around have."""
+
+UNLIMITED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of one restart of list scheduling.
+
+    Attributes:
+        batch: most chunks of one message between nodes.
+        hold: a message between nodes waits until that many chunks are ready, or no more can come.
+        local_batch, local_hold: the same within a node.
+        taper: a message between nodes carries at most that part of the chunks that may still come; 1: no limit. The
+            last messages are then short, and what they bring is spread soon.
+        linger: a message waits for chunks that are on their way to its rank and come within that part of what a message
+            costs whatever its size.
+        noise: share of chance in the order of offers, 0 to 1.
+        enter_once: a chunk that goes to every rank enters each island once; otherwise as often as links are free.
+        patient: leave a slow link idle where a faster one into the same rank would have the chunk there sooner.
+    """
+
+    batch: int = 1
+    hold: int = 1
+    local_batch: int = 1
+    local_hold: int = 1
+    taper: float = 1.0
+    linger: float = 0.0
+    noise: float = 0.0
+    mode: Mode = "tail"
+    enter_once: bool = True
+    patient: bool = True
 
 
 class Scores:
@@ -26,11 +62,11 @@ class Scores:
         self.planned = planned
         # Per island, how many ranks have or will have each chunk.
         self.holders = [[0] * graph.chunk_count for _ in graph.islands]
-        self.outside = [0] * graph.chunk_count
         self.nearest = [[UNREACHED] * graph.chunk_count for _ in graph.islands]
         self.uniform = [self._is_uniform(part) for part in graph.islands]
         self.unit = float(max(graph.transfer_ns, default=1)) or 1.0
-        self._wanting_islands()
+        self.wanting = [frozenset(graph.island_of[rank] for rank in goals) for goals in graph.goals]
+        self.outside = [len(islands) for islands in self.wanting]
         for rank, mask in enumerate(graph.start):
             self.dispatched(rank, mask & graph.spreading)
 
@@ -74,7 +110,7 @@ class Scores:
         scored.sort(key=lambda item: (-item[0], item[1]))
         return scored[:most]
 
-    def of_message(self, orbit: Orbit, ranked: list[tuple[float, int]], batch: int) -> float:
+    def of_message(self, ranked: list[tuple[float, int]]) -> float:
         """Score a message: by its most urgent chunk, or in mode ``bulk`` by how many it carries."""
         if self.parameters.mode == "bulk":
             return len(ranked) * self.unit * 1e3 + ranked[0][0]
@@ -104,15 +140,6 @@ class Scores:
         planned = self.planned
         return max((distance[r] for r in part if not planned[r] >> chunk & 1), default=0.0)
 
-    def _wanting_islands(self) -> None:
-        island_of = self.graph.island_of
-        self.wanting = [frozenset(island_of[rank] for rank in goals) for goals in self.graph.goals]
-        self.outside = [len(islands) for islands in self.wanting]
-
     def _is_uniform(self, part: tuple[int, ...]) -> bool:
         """Return whether all ranks of an island are equally far from each other, whatever the chunk."""
-        for matrix in self.graph.distance:
-            ways = {matrix[a][b] for a in part for b in part if a != b}
-            if len(ways) > 1:
-                return False
-        return True
+        return all(len({m[a][b] for a in part for b in part if a != b}) <= 1 for m in self.graph.distance)

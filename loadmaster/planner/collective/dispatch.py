@@ -20,8 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.criticality import Scores
-from loadmaster.planner.collective.parameters import Parameters
+from loadmaster.planner.collective.criticality import Parameters, Scores
 from loadmaster.planner.collective.scheduling_graph import (
     NOTHING_BEFORE,
     UNREACHED,
@@ -190,7 +189,7 @@ class Dispatch:
             ranked = [(score, c) for score, c in ranked if not self._sooner_elsewhere(orbit, c)]
         if not ranked:
             return
-        score = self.scores.of_message(orbit, ranked, batch if parameters.mode == "bulk" else 1)
+        score = self.scores.of_message(ranked)
         chunks = tuple(sorted(c for _, c in ranked))
         if len(orbit.fixing) > 1:
             group = self.graph.group

@@ -2,28 +2,165 @@
 
 Each size gets its share of the time (:mod:`one_size`: list scheduling with restarts over forms, chunk counts and
 sketches, CP-SAT for what is small). Algorithms that are faster at another size than what was found there are taken
-over, and the sizes at which one overtakes the other are looked up (:mod:`table`).
+over, and the sizes at which one overtakes the other are looked up.
 
 Methods: ``auto``; ``greedy``: list scheduling alone; ``pipeline``: TACCL's three steps (routing, ordering, contiguity);
 ``cpsat``: CP-SAT from a first schedule.
+
+Table of algorithms of several sizes: the fastest at each size, and where one overtakes the other. An algorithm is its
+order of sends: at another size it keeps that order and is timed again. So one planned for a size may win at the next
+one too, and between two sizes there is one where the second overtakes the first.
+
+While the search goes on, sizes have their turns one after the other. Until it has one of its own, a size is lent the
+algorithm of another: its order of sends, timed again. So there is a whole table as soon as one algorithm is found whose
+chunks all sizes divide into, as a rule at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
+from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.collective.checker import check_plan
-from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
+from loadmaster.models.collective.collectives import cuts, instance_of
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.planner.collective.in_hand import InHand
+from loadmaster.models.collective.proof import NOTHING_YET
+from loadmaster.planner.collective.baseline import expect_plannable
 from loadmaster.planner.collective.one_size import OneSize
-from loadmaster.planner.collective.plannable import expect_plannable
-from loadmaster.planner.collective.table import shared, with_crossovers
+from loadmaster.planner.collective.prune import finish_ns, retime, time_at
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import relative_gap
+
+# Timing an algorithm of more messages than this at every size takes longer than it is worth.
+MOST_MESSAGES = 20_000
+
+
+def shared(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+    """Give every size the fastest algorithm that was found for any. The bound of a size stays what it is."""
+    found = []
+    for algorithm in algorithms:
+        best = algorithm
+        for other in algorithms:
+            if other is algorithm or len(other.sends) > MOST_MESSAGES:
+                continue
+            instance = _instance(problem, other, algorithm.size_bytes)
+            if instance is None or time_at(instance, other.sends) >= best.time_ns:
+                continue
+            best = replace(
+                at_size(problem, other, algorithm.size_bytes),
+                bound_ns=algorithm.bound_ns,
+                bound_by=algorithm.bound_by,
+                throughput_bound_ns=algorithm.throughput_bound_ns,
+            )
+        found.append(best)
+    return tuple(found)
+
+
+def at_size(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Algorithm:
+    """Return an algorithm at another size, that divides into its chunks; its bound stays that of its own size."""
+    instance = instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form)
+    sends = retime(instance, algorithm.sends)
+    return replace(algorithm, size_bytes=size_bytes, sends=sends, time_ns=finish_ns(instance, sends))
+
+
+def with_crossovers(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+    """Give each algorithm the smallest size from which it is no slower than the one before it."""
+    found = [replace(algorithm, from_bytes=0) for algorithm in algorithms[:1]]
+    for before, after in pairwise(algorithms):
+        found.append(replace(after, from_bytes=_crossover(problem, before, after)))
+    return tuple(found)
+
+
+def _crossover(problem: CollectiveProblem, before: Algorithm, after: Algorithm) -> int:
+    """Find where one algorithm overtakes another: bisection over the sizes that divide into the chunks of both."""
+    step = math.lcm(*(cuts(problem, algorithm.chunk_count, algorithm.form) for algorithm in (before, after)))
+    low, high = before.size_bytes, after.size_bytes
+    if max(len(before.sends), len(after.sends)) > MOST_MESSAGES:
+        return high
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        middle += -middle % step
+        if not low < middle < high:
+            break
+        if _time_at(problem, after, middle) <= _time_at(problem, before, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _time_at(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> int:
+    return time_at(instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form), algorithm.sends)
+
+
+def _instance(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Instance | None:
+    """Build the instance of an algorithm at another size; None where that does not divide into its chunks."""
+    try:
+        return instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form)
+    except InputError:
+        return None
+
+
+class InHand:
+    """Best algorithms found so far, size by size.
+
+    Attributes:
+        found: by size, the algorithms of those whose turn is over.
+        turn: the search for the size whose turn it is.
+    """
+
+    def __init__(self, problem: CollectiveProblem) -> None:
+        self.problem = problem
+        self.found: dict[int, Algorithm] = {}
+        self.turn: OneSize | None = None
+        self._lender: Algorithm | None = None
+        self._lent: dict[int, Algorithm] = {}
+
+    def is_whole(self) -> bool:
+        """Return whether every size has an algorithm, or can be lent the latest; asked whenever one is found."""
+        known = self._known()
+        latest = known[max(known)]
+        missing = [size_bytes for size_bytes in self.problem.sizes_bytes if size_bytes not in known]
+        cut = cuts(self.problem, latest.chunk_count, latest.form)
+        if not missing or (len(latest.sends) <= MOST_MESSAGES and all(size % cut == 0 for size in missing)):
+            self._lender = latest
+        return self._lender is not None
+
+    def table(self) -> tuple[Algorithm, ...]:
+        """Table of the fastest algorithm of every size, none slower than in the table before. Bounds stay per size.
+
+        Where one of them overtakes the other is not looked up: each serves from its own size on.
+        """
+        known = self._known()
+        found = []
+        for place, size_bytes in enumerate(self.problem.sizes_bytes):
+            own = known.get(size_bytes)
+            if own is None:
+                self._lend(size_bytes)
+            best = min(filter(None, (own, self._lent.get(size_bytes))), key=lambda algorithm: algorithm.time_ns)
+            if own is not None and best is not own:
+                proved = {name: getattr(own, name) for name in ("bound_ns", "bound_by", "throughput_bound_ns")}
+                best = replace(best, **proved)
+            found.append(replace(best, from_bytes=size_bytes if place else 0))
+        return tuple(found)
+
+    def _known(self) -> dict[int, Algorithm]:
+        best = None if self.turn is None else self.turn.algorithm
+        return self.found if best is None else {**self.found, best.size_bytes: best}
+
+    def _lend(self, size_bytes: int) -> None:
+        """Lend a size the lender's algorithm, unless it has a faster one."""
+        assert self._lender is not None, "asked for a whole table"
+        lent = at_size(self.problem, self._lender, size_bytes)
+        known = self._lent.get(size_bytes)
+        if known is None or lent.time_ns < known.time_ns:
+            self._lent[size_bytes] = replace(lent, bound_ns=0, bound_by=NOTHING_YET, throughput_bound_ns=0)
 
 
 def plan_collective(
@@ -54,7 +191,8 @@ def plan_collective(
         search = in_hand.turn = OneSize(problem, size_bytes, effort, effort.elapsed_s + share_s, told)
         algorithm = search.run()
         if search.infeasible is not None:
-            return _infeasible(problem, effort, search.infeasible)
+            cut = search.infeasible
+            return replace(_empty(problem, effort), status="infeasible", stopped_by="proof", infeasibility=cut)
         if algorithm is None:
             if effort.was_cancelled:
                 raise CancelledError("cancelled before a plan was found")
@@ -91,11 +229,6 @@ def _plan(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ..
             f"the plan of {problem.name} fails its check: {verdict.violations[0]}. Please report it."
         )
     return replace(plan, check=verdict.summary())
-
-
-def _infeasible(problem: CollectiveProblem, effort: Effort, cut: Unreachable) -> CollectivePlan:
-    """Build the answer that no schedule exists: which chunk cannot reach which rank, and why."""
-    return replace(_empty(problem, effort), status="infeasible", stopped_by="proof", infeasibility=cut)
 
 
 def _empty(problem: CollectiveProblem, effort: Effort) -> CollectivePlan:

@@ -2,11 +2,11 @@
 
 The first schedule is a classic algorithm (:mod:`baseline`), so that one is in hand at once. Each candidate is scheduled
 once, in turn; those whose bound is no better than a schedule in hand are left out. The most promising, and then others,
-get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved
-or the time of this size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of
-that topology too, so that no sketch of ours makes them stronger than they are. What is proved in the end is of every
-form and number of chunks that the problem allows (:mod:`loadmaster.models.collective.proof`); the bound of a
-candidate's own form and number only says whether it can still become the best.
+get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved or the time of this
+size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of that topology too,
+so that no sketch of ours makes them stronger than they are. What is proved in the end is of every form and number of
+chunks that the problem allows (:mod:`loadmaster.models.collective.proof`); the bound of a candidate's own form and
+number only says whether it can still become the best.
 """
 
 from __future__ import annotations
@@ -18,23 +18,19 @@ from loadmaster.errors import CheckFailedError
 from loadmaster.models.collective.bounds import Bound
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.collectives import forms_of
-from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.proof import NOTHING_YET, ROUTING, Proof, prove
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.routing_bound import formulate
 from loadmaster.planner.collective.baseline import Baseline
-from loadmaster.planner.collective.candidate import Candidate, Whole
-from loadmaster.planner.collective.candidates import BOUND_SHARE, SYMMETRY_SHARE, Candidates
+from loadmaster.planner.collective.candidates import BOUND_SHARE, SYMMETRY_SHARE, Candidate, Candidates, Whole
 from loadmaster.planner.collective.classics import MOST_TARGETS, classics, schedule
-from loadmaster.planner.collective.exact import improve
-from loadmaster.planner.collective.greedy import Searcher
+from loadmaster.planner.collective.greedy import searcher
 from loadmaster.planner.collective.pipeline import pipeline, polish
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
-from loadmaster.planner.collective.stepwise import columns_of, in_steps
+from loadmaster.planner.collective.solves import LEAST_SECONDS, columns_of, improve, in_steps, solved
 from loadmaster.planner.collective.trees import Messages, TreeClassic
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
@@ -205,7 +201,7 @@ class OneSize:
     def _prove(self) -> None:
         """Raise the bound of the form with the weakest one, by the routing relaxation."""
         best, weakest = self.best, self.proof.weakest
-        if best is None or weakest.instance.combines or _ways(weakest.instance) > MOST_WAYS:
+        if best is None or weakest.instance.combines or sum(map(len, weakest.instance.usable_links)) > MOST_WAYS:
             return
         if self.over(FIRST_SHARE) or self.left_s < LEAST_SECONDS:
             return
@@ -276,7 +272,7 @@ class OneSize:
         options = self.effort.options
         with self.effort.on_clock("solve"):
             if candidate.searcher is None:
-                candidate.searcher = Searcher(
+                candidate.searcher = searcher(
                     candidate.instance,
                     options.seed,
                     cancelled=self.effort.cancelled,
@@ -367,8 +363,3 @@ class OneSize:
             method=candidate.method,
             seconds=round(self.effort.elapsed_s - self.began_s, 3),
         )
-
-
-def _ways(instance: Instance) -> int:
-    """Count the ways of a chunk over a link."""
-    return sum(map(len, instance.usable_links))

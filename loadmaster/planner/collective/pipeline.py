@@ -18,11 +18,25 @@ from loadmaster.models.collective.hops import Routes
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.taccl import contiguity, routing
-from loadmaster.models.collective.taccl.earliest import Message, alone, sends, time_ns
-from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, order, order_of
-from loadmaster.planner.collective.phases import joined, phase_by_phase, summing
+from loadmaster.models.collective.taccl.ordering import (
+    HEURISTICS,
+    Message,
+    Ordered,
+    alone,
+    order,
+    order_of,
+    sends,
+    time_ns,
+)
 from loadmaster.planner.collective.prune import finish_ns
-from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
+from loadmaster.planner.collective.reversal import (
+    choose_roots,
+    gathering,
+    joined,
+    phase_by_phase,
+    reversed_summing,
+    summing,
+)
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 from loadmaster.planner.effort import Effort
 
@@ -37,9 +51,6 @@ def pipeline(instance: Instance, effort: Effort, seconds: float) -> tuple[Send, 
 
     Sums are routed backwards, from their roots, and what follows them is planned as a collective of its own that starts
     after them, as early as the orders of the resources allow (section 5.7).
-
-    Args:
-        seconds: at most.
     """
     if not instance.combines:
         return _phase(instance, instance, effort, seconds)
@@ -76,7 +87,6 @@ def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, 
 
     Args:
         bound_ns: no schedule is faster; the search ends at the asked gap to it.
-        seconds: at most.
 
     Raises:
         InputError: a route is not a tree, see :func:`loadmaster.models.collective.hops.hops_of`.

@@ -25,7 +25,7 @@ def prune(instance: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
     A copy serves when its rank wants the chunk or sends it on; later copies of what a rank has by then serve nobody.
     Sums serve always: every part must arrive.
     """
-    ordered = _by_arrival(instance, sends)
+    ordered = sorted(sends, key=lambda send: (_arrival_ns(instance, send), send.start_ns))
     has = {(c, rank) for c, chunk in enumerate(instance.chunks) if not chunk.reduces for rank in chunk.sources}
     first: list[tuple[Send, list[int]]] = []
     for send in ordered:
@@ -112,7 +112,3 @@ def _arrival_ns(instance: Instance, send: Send) -> int:
     topology = instance.topology
     link = topology.links[topology.link_between[send.source, send.target]]
     return send.start_ns + link.transfer_ns(sum(instance.chunks[c].size_bytes for c in send.chunks))
-
-
-def _by_arrival(instance: Instance, sends: Sequence[Send]) -> list[Send]:
-    return sorted(sends, key=lambda send: (_arrival_ns(instance, send), send.start_ns))

@@ -35,7 +35,6 @@ def queued(
     Args:
         messages: in a sequence that works; what they say of their starts is not looked at.
         turns: per message, how many chunks go before its chunk: 0 for all where none is due before another.
-        over: whether the time is up.
         images: of which these messages make others that start when they do.
     """
     run = _Run(instance, messages, turns, images)

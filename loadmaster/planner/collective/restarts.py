@@ -7,6 +7,7 @@ some noise in the order of offers.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -18,12 +19,12 @@ from typing import Any
 from loadmaster.models.collective.instance import Instance, Symmetry
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure
+from loadmaster.planner.collective.criticality import UNLIMITED, Mode, Parameters
 from loadmaster.planner.collective.dispatch import dispatch, reachable
 from loadmaster.planner.collective.link_subsets import FULL, Lanes, LinkSubset, links_of
-from loadmaster.planner.collective.parameters import UNLIMITED, Mode, Parameters
 from loadmaster.planner.collective.prune import finish_ns, prune, retime
+from loadmaster.planner.collective.routes import sequential
 from loadmaster.planner.collective.scheduling_graph import NOTHING_BEFORE, Release, SchedulingGraph, typical_bytes
-from loadmaster.planner.collective.sequential import sequential
 
 # Merging is tried where a message costs at least this part of the time that a chunk takes without it.
 MERGING_MATTERS = 0.01
@@ -52,6 +53,11 @@ ELITE = 6
 
 OnBetter = Callable[[tuple[Send, ...], int], None]
 """Called with each better schedule and its time in ns."""
+
+
+def good_enough_ns(bound_ns: float, gap: float) -> float:
+    """The longest time t with (t - bound) / t within the gap: any at all within a gap of 1."""
+    return math.inf if gap >= 1.0 else bound_ns / (1.0 - gap)
 
 
 @dataclass(frozen=True)
@@ -111,18 +117,28 @@ class Restarts:
         self.all_powers = (1,) * len(self.instance.generators)
 
     def search(
-        self, *, good_ns: float, seconds: float, runs: int | None = None, first_s: float | None = None
+        self,
+        *,
+        bound_ns: float,
+        seconds: float,
+        gap: float = 0.0,
+        runs: int | None = None,
+        first_s: float | None = None,
     ) -> tuple[Send, ...] | None:
-        """Restart until a schedule takes at most ``good_ns``, or the time, the runs or the caller's patience are up.
+        """Restart until a schedule is within ``gap`` of the bound, or time, runs or the caller's patience are up.
 
         May be called again to go on.
 
         Args:
+            bound_ns: no schedule is faster; 0 where that is not known.
+            gap: (time - bound) / time that is good enough.
+            runs: most restarts of each phase in this call; None: as many as the time allows.
             first_s: seconds for a first schedule, where these may be more than those of this call.
 
         Returns:
-            The best schedule; None if none was found.
+            The best of all calls; None if there is no schedule, or none was found.
         """
+        good_ns = good_enough_ns(bound_ns, gap)
         until = time.monotonic() + seconds
         stop = _stopper(until, self.cancelled)
         first = _stopper(time.monotonic() + FIRST_SHARE * (seconds if first_s is None else first_s), self.cancelled)

@@ -8,20 +8,26 @@ of the reversed topology; AllReduce goes on with an AllGather from the roots.
 A reversed send that arrived at a has to start at (finish - a) and holds its resources from then on; where links of one
 resource differ in latency these spans may overlap, so starts are computed again with the order kept.
 
+A sum with several targets has two phases: until it is whole at its root, and copied from there on. Programs plan one
+at a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as closely as the orders of
+the resources allow.
+
 Source: [Shah23], section 5.7 (combining collectives).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.reach import Reach
-from loadmaster.models.collective.symmetry import closure, holders_of
+from loadmaster.models.collective.symmetry import breaks_chunks, closure, holders_of
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.prune import finish_ns, in_order, retime
+from loadmaster.planner.effort import Effort
 
 
 def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
@@ -87,13 +93,10 @@ def relabelling(spreading: Instance, usable: Sequence[Sequence[int]], after: Ins
     """Find new names of ranks and chunks under which spreading a sum, reversed, is the copying that follows it.
 
     The schedule of the one then serves the other. Looked for among turns, reflections and exchanges of the ranks of
-    every node.
+    every node; None where none of those fits.
 
     Args:
         usable: per chunk the links that spreading may use.
-
-    Returns:
-        None if none of those fits.
     """
     before, copying = spreading.topology, after.topology
     held = {frozenset(of) for of in holders_of(copying)}
@@ -205,3 +208,64 @@ def taken(instance: Instance, sends: Sequence[Send]) -> dict[int, list[tuple[int
         for resource in link.resources:
             spans.setdefault(resource, []).append((send.start_ns, send.start_ns + link.occupancy_ns(size_bytes)))
     return {resource: sorted(of) for resource, of in spans.items()}
+
+
+# Instance, a schedule of it, a bound of all of them in ns, seconds at most -> a schedule that is no slower.
+Move = Callable[[Instance, Sequence[Send], int, float, Effort], tuple[Send, ...]]
+
+
+def summing(instance: Instance, roots: Sequence[int]) -> Instance:
+    """Build the first phase: sums to their roots. Other chunks stay where they are."""
+    chunks = tuple(
+        replace(chunk, targets=(root,)) if chunk.reduces else replace(chunk, targets=chunk.sources)
+        for chunk, root in zip(instance.chunks, roots, strict=True)
+    )
+    return replace(instance, chunks=chunks)
+
+
+def joined(instance: Instance, sums: Sequence[Send], copies: Sequence[Send]) -> tuple[Send, ...]:
+    """Join both phases in one schedule."""
+    end_ns = finish_ns(instance, sums)
+    later = tuple(replace(send, start_ns=send.start_ns + end_ns) for send in copies)
+    return retime(instance, in_order((*sums, *later)))
+
+
+def phase_by_phase(
+    instance: Instance, sends: Sequence[Send], move: Move, seconds: float, effort: Effort
+) -> tuple[Send, ...]:
+    """Make a move on each phase of a schedule, for half of the seconds; the schedule itself where that makes nothing
+    faster, or a sum is completed in several places."""
+    best = tuple(sends)
+    roots = _roots(instance, best)
+    if roots is None:
+        return best
+    sums = tuple(send for send in best if send.combines)
+    copies = tuple(send for send in best if not send.combines)
+
+    def moved(phase: Instance, of_phase: Sequence[Send]) -> tuple[Send, ...]:
+        phase = _symmetric(phase)
+        return move(phase, retime(phase, of_phase), lower_bound(phase).ns, seconds / 2, effort)
+
+    found = joined(instance, moved(summing(instance, roots), sums), moved(gathering(instance, roots), copies))
+    return min(best, found, key=lambda candidate: finish_ns(instance, candidate))
+
+
+def _roots(instance: Instance, sends: Sequence[Send]) -> tuple[int, ...] | None:
+    """Root of each chunk: the one rank whose part of the sum is not sent on; any source of a chunk without a sum."""
+    left = [set(chunk.sources) for chunk in instance.chunks]
+    for send in sends:
+        if send.combines:
+            for c in send.chunks:
+                left[c].add(send.target)
+    for send in sends:
+        if send.combines:
+            for c in send.chunks:
+                left[c].discard(send.source)
+    if any(chunk.reduces and len(ranks) != 1 for chunk, ranks in zip(instance.chunks, left, strict=True)):
+        return None
+    return tuple(min(ranks) for ranks in left)
+
+
+def _symmetric(phase: Instance) -> Instance:
+    """Keep the symmetries of a phase that map roots onto roots."""
+    return replace(phase, generators=tuple(g for g in phase.generators if breaks_chunks(phase.chunks, g) is None))

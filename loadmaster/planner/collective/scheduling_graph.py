@@ -232,19 +232,14 @@ class SchedulingGraph:
                 for (index, goal), mask in by_goal.items():
                     if k in same_nic and self.island_of[goal] != self.island_of[link.target]:
                         continue
-                    if k in self.class_links[index] and self._advances(k, index, goal, slack):
-                        left = self.distance[index][link.target][goal]
+                    left, now = self.distance[index][link.target][goal], self.distance[index][link.source][goal]
+                    near = left < now < UNREACHED and self.transfer_ns[k] + 1.0 + left <= now * (1.0 + slack)
+                    if k in self.class_links[index] and near:
                         tails[left] = tails.get(left, 0) | mask
             self.forwards[k] = sorted(tails.items(), reverse=True)
         if share > 0.0:
             self._follow_routes(share)
         self.faster = self._faster_into()
-
-    def _advances(self, link: int, index: int, goal: int, slack: float) -> bool:
-        """Return whether a link is on a way to a goal that is short enough, for chunks of a class."""
-        over = self.topology.links[link]
-        left, now = self.distance[index][over.target][goal], self.distance[index][over.source][goal]
-        return left < now < UNREACHED and self.transfer_ns[link] + 1.0 + left <= now * (1.0 + slack)
 
     def _follow_routes(self, share: float) -> None:
         """Let each chunk that moves be forwarded only along its route."""

@@ -19,14 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import ROOTED, cuts, named_chunk_counts
+from loadmaster.models.collective.collectives import ROOTED, cuts, instance_of, named_chunk_counts
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Form
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.models.collective.rotations import generator, rotation
 from loadmaster.models.collective.sketch import local_ranks
+from loadmaster.models.collective.symmetry import generator, rotation
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.images import orbits_share_nothing
 

@@ -1,7 +1,7 @@
 """The classic algorithms for many bytes: chunks follow one another down trees, each a message of its own.
 
 Each chunk goes down a tree of its own from where it starts, through the dimensions of a grid, one after another: every
-rank that has it by then is the root of a tree along the next dimension (:mod:`tree_shapes`).
+rank that has it by then is the root of a tree along the next dimension (:mod:`grids`).
 
 A chunk of one target goes the way to that target alone: AllToAll by dimensions, or pairwise. Sums come up the trees,
 and what follows goes down. *Turned*: chunks take turns in the dimension that comes first, so that all links of a torus
@@ -19,15 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-import networkx as nx
-
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Topology
-from loadmaster.planner.collective.grids import Dimension, flat, node_grid, torus_grids
+from loadmaster.planner.collective.grids import Dimension, Edges, Shape, flat, node_grid, shapes_of, torus_grids, tree
 from loadmaster.planner.collective.images import Images, images_of, representatives
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
-from loadmaster.planner.collective.tree_shapes import Edges, Shape, shapes_of, tree
+from loadmaster.planner.collective.routes import ShortestWays
 
 # All shapes, the likeliest first: where all ranks are joined, where some have no link, and for chunks of one root.
 _JOINED: tuple[Shape, ...] = ("direct", "both ways", "relayed", "disjoint", "binary", "chains", "chain", "binomial")
@@ -67,8 +65,7 @@ class TreeClassic:
 def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
     """Yield the tree algorithms of a topology, the likeliest for many bytes first.
 
-    Args:
-        rooted: all chunks start at one rank, or end there.
+    ``rooted``: all chunks start at one rank, or end there.
     """
     for dimensions in torus_grids(topology):
         for shape in _ALONG:
@@ -184,16 +181,13 @@ class _Trees:
     """Trees of one algorithm; those of one root, turn and choice of links are made once."""
 
     def __init__(self, instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> None:
-        self._instance, self._classic, self._usable = instance, classic, usable
+        self._classic, self._usable, self._ways = classic, usable, ShortestWays(instance, usable)
         self._known: dict[tuple[int, int, int], Edges | None] = {}
-        self._links: dict[int, frozenset[tuple[int, int]]] = {}
-        self._ways: dict[int, dict[int, dict[int, list[int]]]] = {}
 
     def edges(self, chunk: int, root: int, turn: int) -> Edges | None:
         """Build the tree of a chunk from its root to all ranks, each edge after the one into its source.
 
-        Args:
-            turn: how many chunks with its ends come before.
+        ``turn``: how many chunks with its ends come before.
         """
         key = id(self._usable[chunk]), root, turn % self._period
         if key not in self._known:
@@ -254,16 +248,11 @@ class _Trees:
 
     def _over_links(self, chunk: int, root: int, plan: Edges) -> Edges | None:
         """Replace the edges of a plan by links that a chunk may use; None where a rank cannot be reached."""
-        usable = self._usable[chunk]
-        links = self._links.get(id(usable))
-        if links is None:
-            ends = self._instance.topology.links
-            links = self._links[id(usable)] = frozenset((ends[k].source, ends[k].target) for k in usable)
         found, has = [], {root}
         for source, target in plan:
             if target in has:
                 continue
-            way = (source, target) if (source, target) in links else self._way(chunk, source, target)
+            way = self._ways.way(chunk, source, target)
             if not way:
                 return None
             for a, b in pairwise(way):
@@ -271,19 +260,6 @@ class _Trees:
                     has.add(b)
                     found.append((a, b))
         return tuple(found)
-
-    def _way(self, chunk: int, source: int, target: int) -> Sequence[int]:
-        """Find the shortest way of a chunk between two ranks; empty without any."""
-        usable = self._usable[chunk]
-        ways = self._ways.setdefault(id(usable), {})
-        if source not in ways:
-            graph = nx.DiGraph()
-            for k in usable:
-                link = self._instance.topology.links[k]
-                graph.add_edge(link.source, link.target, ns=link.transfer_ns(self._instance.chunks[chunk].size_bytes))
-            found = nx.single_source_dijkstra_path(graph, source, weight="ns") if source in graph else {}
-            ways[source] = found
-        return ways[source].get(target, ())
 
 
 def _without(edges: Edges, rank: int) -> Edges:

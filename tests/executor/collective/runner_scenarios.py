@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place
+from loadmaster.executor.collective.engine import Runner
 from loadmaster.executor.collective.faults import PeerError
-from loadmaster.executor.collective.reference import Runner
 from tests.executor.collective.planned import planned, topology_of
 
 AVG, MAX, SUM = dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.SUM

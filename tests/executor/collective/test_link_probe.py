@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
-from loadmaster.executor.collective.link_fit import LinkCost, Sample, fit
+from loadmaster.executor.collective.links import LinkCost, Sample, find_shared, fit
 from loadmaster.executor.collective.probe import classes_of, document_of, main
-from loadmaster.executor.collective.sharing import find_shared
 from loadmaster.models.topologies.networks import read_network
 
 SIZES = (1024, 16384, 262144, 4194304)

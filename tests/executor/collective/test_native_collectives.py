@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from loadmaster.executor import kept_library
 from loadmaster.executor.collective.calibration import Calibration, Timing
-from loadmaster.executor.collective.native import extension
+from loadmaster.executor.collective.native import group as native_group
 from loadmaster.executor.compiling import BuildError, compiler
 from tests.executor.collective import native_scenarios
 from tests.executor.worlds import reports
@@ -33,16 +33,16 @@ def test_on_two_processes(two, name):
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A group of one, and an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    extension._module.cache_clear()
+    native_group._module.cache_clear()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
-    extension._module.cache_clear()
+    native_group._module.cache_clear()
 
 
 def test_no_compiler_is_said_once(alone, monkeypatch, caplog):
     monkeypatch.setattr(kept_library, "compiler", lambda: None)
-    assert extension.extension(alone) is None
+    assert native_group.extension(alone) is None
     assert "there is no C++ compiler" in caplog.text and "through Python" in caplog.text
 
 
@@ -50,22 +50,22 @@ def test_a_failing_compiler_is_quoted(alone, monkeypatch, caplog):
     def refuses(*_args: object) -> None:
         raise BuildError("c++ failed: error: no such header")
 
-    monkeypatch.setattr(extension, "compile_shared", refuses)
-    assert extension.extension(alone) is None
+    monkeypatch.setattr(native_group, "compile_shared", refuses)
+    assert native_group.extension(alone) is None
     assert "no such header" in caplog.text
 
 
 def test_a_broken_library_is_not_used(alone, monkeypatch, caplog):
-    monkeypatch.setattr(extension, "compile_shared", lambda sources, target, *flags: target.write_bytes(b"broken"))
-    assert extension.extension(alone) is None
+    monkeypatch.setattr(native_group, "compile_shared", lambda sources, target, *flags: target.write_bytes(b"broken"))
+    assert native_group.extension(alone) is None
     assert "through Python" in caplog.text
 
 
 def test_where_nothing_can_be_kept_nothing_is_left(alone, monkeypatch, tmp_path):
     made = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "store"))  # a file
-    monkeypatch.setattr(extension, "compile_shared", lambda sources, target, *flags: made.append(target))
-    assert extension.extension(alone) is None
+    monkeypatch.setattr(native_group, "compile_shared", lambda sources, target, *flags: made.append(target))
+    assert native_group.extension(alone) is None
     assert len(made) == 1 and not made[0].parent.exists()
 
 

@@ -8,10 +8,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadmaster.executor.collective.exchange import view
-from loadmaster.executor.collective.reference import finish
+from loadmaster.executor.collective.engine import finish
+from loadmaster.executor.collective.exchange import Sums, in_the_way, view
 from loadmaster.executor.collective.staging import Piece, batches, merged, stage
-from loadmaster.executor.collective.sums import Sums, in_the_way
 from loadmaster.models.collective.lowering import lower
 from tests.executor.collective.planned import planned
 from tests.models.collective.tiny import ring, switched

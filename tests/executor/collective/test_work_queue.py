@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from loadmaster.executor.collective.work_queue import WorkQueue
+from loadmaster.executor.collective.calls import WorkQueue
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from loadmaster.models.collective.bounds import NEVER, all_bounds, lower_bound
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check, check_plan
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.lowering import Message, messages_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem

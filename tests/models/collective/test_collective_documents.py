@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.collective.instance import Chunk
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch, SwitchPolicy
 from loadmaster.models.collective.reach import unreachable

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from loadmaster.models.collective.bounds import all_bounds
 from loadmaster.models.collective.checker import check, check_plan
-from loadmaster.models.collective.collectives import forms_of
+from loadmaster.models.collective.collectives import forms_of, instance_of
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, Form, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.proof import prove

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch, sketch_names

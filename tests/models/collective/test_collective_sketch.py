@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch, SwitchPolicy
-from loadmaster.models.collective.rotations import chunk_images, rotation
 from loadmaster.models.collective.sketch import logical_topology
-from loadmaster.models.collective.symmetry import breaks_chunks
+from loadmaster.models.collective.symmetry import breaks_chunks, chunk_images, rotation
 from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.profiles import load_profile, published_profile

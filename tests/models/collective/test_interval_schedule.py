@@ -14,8 +14,7 @@ from loadmaster.models.collective import intervals
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.taccl.earliest import alone, sends, time_ns
-from loadmaster.models.collective.taccl.ordering import HEURISTICS, order
+from loadmaster.models.collective.taccl.ordering import HEURISTICS, alone, order, sends, time_ns
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.collective.routes import random_routes, small_instances

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.bounds.lengths import lengths_ns, timed_lengths_ns
 from loadmaster.models.collective.bounds.network import NEVER, Network
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.lowering import lower, messages_of
 from loadmaster.models.collective.plan import Algorithm, Send
 from tests.models.collective.schedules import random_schedule, ring_allgather

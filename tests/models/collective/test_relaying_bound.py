@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from loadmaster.models.collective.bounds.broadcasts import relaying_ns
 from loadmaster.models.collective.bounds.network import Network
-from loadmaster.models.collective.bounds.relaying import relaying_ns
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.collective import routing_bound
 from loadmaster.models.collective.bounds import lower_bound
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch
 from loadmaster.models.topologies.presets import torus
 from loadmaster.models.topologies.topology import Link, Topology

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Sketch
 from loadmaster.models.collective.steps import StepSchedule, formulate, least_steps
 from loadmaster.models.topologies.presets import preset

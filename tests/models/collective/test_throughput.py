@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadmaster.models.collective import throughput
+from loadmaster.models.collective import proof
 from loadmaster.models.collective.bounds import NEVER
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective
-from loadmaster.models.collective.throughput import throughput_bound_ns
+from loadmaster.models.collective.proof import throughput_bound_ns
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search
@@ -59,7 +59,7 @@ def test_without_flows_it_is_a_bound_still(monkeypatch: pytest.MonkeyPatch) -> N
         (preset("ndv2", 2), "allreduce"),
     ]
     exact = [bound(*case, 1 << 20) for case in cases]
-    monkeypatch.setattr(throughput, "MOST_FLOW_LINKS", 0)
+    monkeypatch.setattr(proof, "MOST_FLOW_LINKS", 0)
     assert all(0 < bound(*case, 1 << 20) <= known for case, known in zip(cases, exact, strict=True))
 
 

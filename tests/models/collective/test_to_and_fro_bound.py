@@ -14,8 +14,8 @@ from loadmaster.models.collective.bounds import all_bounds
 from loadmaster.models.collective.bounds.network import Machine, Network
 from loadmaster.models.collective.bounds.to_and_fro import to_and_fro_ns, waiting
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search

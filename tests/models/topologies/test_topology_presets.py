@@ -7,8 +7,16 @@ import pytest
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.symmetry import holders_of
-from loadmaster.models.topologies.clusters import DGX1_DOUBLE, DGX1_SINGLE
-from loadmaster.models.topologies.presets import Preset, catalogue, fat_tree, preset, ring, torus
+from loadmaster.models.topologies.presets import (
+    DGX1_DOUBLE,
+    DGX1_SINGLE,
+    Preset,
+    catalogue,
+    fat_tree,
+    preset,
+    ring,
+    torus,
+)
 from loadmaster.models.topologies.topology import Topology
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadmaster.models.collective.collectives import ROOTED
-from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.collectives import ROOTED, instance_of
 from loadmaster.models.collective.plan import Form
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.topologies.presets import preset

@@ -6,8 +6,7 @@ import pytest
 
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.collectives import forms_of
-from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.collectives import forms_of, instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Topology

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadmaster.models.collective.collectives import chunks_of
+from loadmaster.models.collective.collectives import chunks_of, instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.symmetry import closure

@@ -9,13 +9,12 @@ import pytest
 
 from loadmaster.models.collective.bounds import all_bounds, lower_bound
 from loadmaster.models.collective.checker import check_plan
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.proof import prove
+from loadmaster.models.collective.proof import prove, throughput_bound_ns
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.models.collective.throughput import throughput_bound_ns
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner import PlanOptions, plan

@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.problem import Sketch
-from loadmaster.models.collective.taccl.earliest import alone, sends
-from loadmaster.models.collective.taccl.ordering import order
+from loadmaster.models.collective.taccl.ordering import alone, order, sends
 from loadmaster.models.topologies.presets import preset
 from loadmaster.planner.collective.classics import classics
 from loadmaster.planner.collective.classics import schedule as classic_schedule
-from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.pipeline import polish, schedule
-from loadmaster.planner.collective.stepwise import in_steps
+from loadmaster.planner.collective.solves import improve, in_steps
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from tests.models.collective.routes import random_routes, small_instances

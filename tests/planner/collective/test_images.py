@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Topology

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from loadmaster.models.collective.bounds import Bound, lower_bound
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
+from loadmaster.planner.collective.criticality import UNLIMITED, Parameters
 from loadmaster.planner.collective.dispatch import dispatch
-from loadmaster.planner.collective.greedy import Searcher
-from loadmaster.planner.collective.parameters import UNLIMITED, Parameters
+from loadmaster.planner.collective.greedy import searcher
 from loadmaster.planner.collective.prune import prune, retime
 from loadmaster.planner.collective.scheduling_graph import SchedulingGraph
 from tests.models.collective.schedules import expect_symmetric
@@ -51,7 +51,7 @@ def time_of(instance: Instance, sends: tuple[Send, ...] | None) -> int:
 
 
 def found(instance: Instance, runs: int = 12, seed: int = 0) -> int:
-    return time_of(instance, Searcher(instance, seed=seed).search(bound_ns=0, seconds=60, runs=runs))
+    return time_of(instance, searcher(instance, seed=seed).search(bound_ns=0, seconds=60, runs=runs))
 
 
 def one_after_the_other(instance: Instance) -> int:
@@ -212,39 +212,39 @@ def test_symmetries_in_each_others_way_are_given_up() -> None:
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     instance = posed(switched(2, 4), "alltoall", 64 * 100)
-    once = Searcher(instance, seed=5).search(bound_ns=0, seconds=60, runs=30)
-    assert once == Searcher(instance, seed=5).search(bound_ns=0, seconds=60, runs=30)
+    once = searcher(instance, seed=5).search(bound_ns=0, seconds=60, runs=30)
+    assert once == searcher(instance, seed=5).search(bound_ns=0, seconds=60, runs=30)
 
 
 def test_within_a_gap_of_one_any_schedule_will_do() -> None:
     for collective in ("allgather", "allreduce"):
         instance = posed(ring(4, message_ns=0), collective, 400)
-        sends = Searcher(instance).search(bound_ns=200, gap=1.0, seconds=60)
+        sends = searcher(instance).search(bound_ns=200, gap=1.0, seconds=60)
         assert sends is not None and time_of(instance, sends) >= 200
 
 
 def test_it_stops_at_the_bound_and_says_what_is_better() -> None:
     instance = posed(ring(4, message_ns=0), "allgather", 400)
     times: list[int] = []
-    sends = Searcher(instance, on_better=lambda _, ns: times.append(ns)).search(bound_ns=200, seconds=60)
+    sends = searcher(instance, on_better=lambda _, ns: times.append(ns)).search(bound_ns=200, seconds=60)
     assert time_of(instance, sends) == times[-1] == 200
     assert times == sorted(set(times), reverse=True)
 
 
 def test_it_can_be_cancelled() -> None:
     instance = posed(switched(2, 4), "alltoall", 64 * 100)
-    sends = Searcher(instance, cancelled=lambda: True).search(bound_ns=0, seconds=60)
+    sends = searcher(instance, cancelled=lambda: True).search(bound_ns=0, seconds=60)
     time_of(instance, sends)
 
 
 def test_no_way_no_schedule() -> None:
     instance = posed(switched(2, 2, nic=False), "allgather", 400)
-    assert Searcher(instance).search(bound_ns=0, seconds=0.2) is None
+    assert searcher(instance).search(bound_ns=0, seconds=0.2) is None
 
 
 def test_chunks_of_no_bytes_are_not_sent() -> None:
     instance = Instance(ring(3), (Chunk(0, (0,), (1, 2)), Chunk(10, (0,), (1,))))
-    sends = Searcher(instance).search(bound_ns=0, seconds=60, runs=3)
+    sends = searcher(instance).search(bound_ns=0, seconds=60, runs=3)
     assert sends is not None
     assert [send.chunks for send in sends] == [(1,)]
 
@@ -253,7 +253,7 @@ def test_only_senders_leave_their_node() -> None:
     sketch = Sketch(relays={i: 3 for i in range(4)})
     for collective in ("allgather", "alltoall"):
         instance = posed(switched(2, 4), collective, 64 * 100, sketch=sketch)
-        sends = Searcher(instance).search(bound_ns=0, seconds=60, runs=5)
+        sends = searcher(instance).search(bound_ns=0, seconds=60, runs=5)
         time_of(instance, sends)
         assert sends is not None
         assert {s.source % 4 for s in sends if s.source // 4 != s.target // 4} == {3}
@@ -273,7 +273,7 @@ def test_few_links_where_few_are_wanted() -> None:
 
 def test_a_searcher_goes_on_where_it_stopped() -> None:
     instance = posed(ring(5), "alltoall", 5 * 5 * 100)
-    once, twice = Searcher(instance, seed=3), Searcher(instance, seed=3)
+    once, twice = searcher(instance, seed=3), searcher(instance, seed=3)
     once.search(bound_ns=0, seconds=60, runs=12)
     for _ in range(3):
         twice.search(bound_ns=0, seconds=60, runs=4)

@@ -8,8 +8,8 @@ import pytest
 
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.pipeline import pipeline

@@ -7,14 +7,14 @@ import pytest
 from loadmaster.errors import InputError
 from loadmaster.models.collective.bounds import all_bounds, lower_bound
 from loadmaster.models.collective.checker import check, check_plan
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.proof import prove
+from loadmaster.planner.collective.baseline import MOST_DELIVERIES, deliveries, expect_plannable
 from loadmaster.planner.collective.driver import plan_collective
-from loadmaster.planner.collective.greedy import Searcher
-from loadmaster.planner.collective.plannable import MOST_DELIVERIES, deliveries, expect_plannable
-from loadmaster.planner.collective.sequential import sequential
+from loadmaster.planner.collective.greedy import searcher
+from loadmaster.planner.collective.routes import sequential
 from loadmaster.planner.collective.sketches import candidates
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions
@@ -68,12 +68,12 @@ def test_the_largest_that_is_named_passes() -> None:
 @pytest.mark.parametrize("collective", ["allgather", "alltoall"])
 def test_without_time_the_plainest_schedule_is_there(collective: Collective) -> None:
     instance = instance_of(problem(switched(2, 2), collective, 64), 64, 1)
-    assert Searcher(instance).search(bound_ns=0, seconds=0.0) == sequential(instance)
+    assert searcher(instance).search(bound_ns=0, seconds=0.0) == sequential(instance)
 
 
 def test_without_time_sums_are_there_too() -> None:
     instance = instance_of(problem(switched(2, 2), "allreduce", 64), 64, 1)
-    found = Searcher(instance).search(bound_ns=0, seconds=0.0)
+    found = searcher(instance).search(bound_ns=0, seconds=0.0)
     assert found is not None
     assert check(instance, found).ok
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure
-from loadmaster.planner.collective.greedy import Searcher
+from loadmaster.planner.collective.greedy import searcher
 from loadmaster.planner.collective.link_subsets import FULL, LinkSubset, links_of, offsets
 from loadmaster.planner.collective.prune import finish_ns, prune, retime, time_at
 from tests.models.collective.tiny import problem, ring, switched
@@ -55,7 +55,7 @@ def test_parts_of_a_sum_wait_for_each_other() -> None:
 def test_the_time_at_another_size_is_that_of_a_right_schedule(collective: str) -> None:
     topology = switched(2, 4)
     posed = problem(topology, collective, 6400)  # type: ignore[arg-type]
-    sends = Searcher(instance_of(posed, 6400, 1)).search(bound_ns=0, seconds=60, runs=5)
+    sends = searcher(instance_of(posed, 6400, 1)).search(bound_ns=0, seconds=60, runs=5)
     assert sends is not None
     times = []
     for size_bytes in (64, 6400, 640_000):

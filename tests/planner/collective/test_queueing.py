@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner.collective.queueing import queued

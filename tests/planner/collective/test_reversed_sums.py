@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.problem import Collective, Sketch
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
-from loadmaster.planner.collective.greedy import Searcher
+from loadmaster.planner.collective.greedy import searcher
 from loadmaster.planner.collective.reversal import choose_roots, gathering, relabelled, relabelling, reversed_summing
 from tests.models.collective.schedules import expect_symmetric
 from tests.models.collective.tiny import problem, ring, switched
@@ -32,7 +32,7 @@ def posed(topology: Topology, collective: Collective, size_bytes: int, chunks: i
 
 
 def found(instance: Instance, runs: int = 10) -> tuple[Send, ...]:
-    sends = Searcher(instance).search(bound_ns=0, seconds=60, runs=runs)
+    sends = searcher(instance).search(bound_ns=0, seconds=60, runs=runs)
     assert sends is not None
     verdict = check(instance, sends)
     assert verdict.ok, verdict.violations
@@ -198,7 +198,7 @@ def mirrored_pair(topology: Topology) -> tuple[Instance, Instance, Symmetry | No
 def test_what_spreads_sums_also_copies_them_under_other_names(topology: Topology) -> None:
     spreading, after, names = mirrored_pair(topology)
     assert names is not None
-    sends = Searcher(spreading).search(bound_ns=0, seconds=60, runs=2)
+    sends = searcher(spreading).search(bound_ns=0, seconds=60, runs=2)
     assert sends is not None
     verdict = check(after, relabelled(sends, names))
     assert verdict.ok, verdict.violations

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.collectives import ROOTED, forms_of
+from loadmaster.models.collective.collectives import ROOTED, forms_of, instance_of
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Topology
-from loadmaster.planner.collective.grids import Dimension, node_grid, torus_grids
+from loadmaster.planner.collective.grids import Dimension, Shape, node_grid, shapes_of, torus_grids, tree
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.tree_shapes import Shape, shapes_of, tree
 from loadmaster.planner.collective.trees import TreeClassic, messages, tree_classics
 from tests.models.collective.message_replay import replay
 from tests.models.collective.test_collective_bounds import topologies

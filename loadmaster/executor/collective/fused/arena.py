@@ -49,12 +49,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Region:
-    """Memory that all ranks share.
-
-    Attributes:
-        memory: this rank's.
-        addresses: of every rank's, as this GPU sees them.
-    """
+    """Memory that all ranks share: this rank's, and the addresses of every rank's, as this GPU sees them."""
 
     memory: torch.Tensor
     addresses: tuple[int, ...]
@@ -154,8 +149,7 @@ class Arena:
     def order(self, stream: int) -> None:
         """Let a call on another stream wait for those before: calls share the arena. A graph under capture cannot.
 
-        Args:
-            stream: the current one's handle.
+        ``stream``: the current one's handle.
         """
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and not torch.cuda.is_current_stream_capturing():

@@ -21,13 +21,13 @@ import torch.distributed as dist
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place, agree, place_here
+from loadmaster.executor.collective.exchange import averages, kind_of
 from loadmaster.executor.collective.fused.arena import Arena, Capacity, arena_of
 from loadmaster.executor.collective.fused.choice import Choice, Limits, choose
 from loadmaster.executor.collective.fused.kernel import SUMMABLE, Launch, fits_inline, kernel_name, launch_of
 from loadmaster.executor.collective.fused.operations import Buffers, Operation, block_count, cut_of, operations_of
 from loadmaster.executor.collective.fused.shared import SHARED, shared_is_input, shared_table
 from loadmaster.executor.collective.fused.table import MOST_RANKS, Table, table_of
-from loadmaster.executor.collective.sums import averages, kind_of
 from loadmaster.executor.torch_private.devices import raw_stream
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.lowering import Lowered, lower
@@ -91,7 +91,7 @@ def _fitted(operations: Sequence[Operation], rank_count: int, chosen: Choice, ca
         lanes //= 2
 
 
-class _Prepared:
+class PreparedLaunch:
     """A launch of this rank, complete but for where input and output are."""
 
     def __init__(
@@ -136,17 +136,22 @@ class _Prepared:
         return self._function.value or 0, self._blocks, self._threads, ctypes.addressof(self.launch), self.begin
 
 
-class _Call(NamedTuple):
+class PreparedCall(NamedTuple):
     """Bytes of this rank's buffers in a call of one size, and its launches."""
 
     input_bytes: int
     output_bytes: int
-    launches: tuple[_Prepared, ...]
+    launches: tuple[PreparedLaunch, ...]
 
 
 class FusedLauncher:
-    """Launcher of prepared calls from C++, with what C++ asks of Python; see
-    :class:`loadmaster.executor.collective.native.launching.Launcher`.
+    """Launcher of prepared calls from C++, with what C++ asks of Python.
+
+    Attributes:
+        enqueue_address: of a function as ``cuLaunchKernel``. Its only argument begins with the addresses of input and
+            output.
+        stream_address: of the handle of the stream that the last call ran on.
+        failure_address: of a word that is not zero once a kernel waited in vain.
     """
 
     def __init__(self, arena: Arena, group: dist.ProcessGroup, timeout_s: float) -> None:
@@ -200,7 +205,7 @@ class FusedEngine:
         self._sums = problem.collective in COMBINING
         self._device_index = 0 if self._arena is None else self._arena.device.index
         self._lowered: dict[int, Lowered] = {}
-        self._calls: dict[tuple[int, int, torch.dtype | None, int | None], _Call] = {}
+        self._calls: dict[tuple[int, int, torch.dtype | None, int | None], PreparedCall] = {}
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
         """Return whether the engine runs a call: on its GPU, sums of fp32, bf16 and fp16, copies of anything."""
@@ -283,7 +288,7 @@ class FusedEngine:
 
     def prepared(
         self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
-    ) -> _Call:
+    ) -> PreparedCall:
         """The launches of a call, made when a size is first seen. They stay as long as the engine does.
 
         Args:
@@ -298,7 +303,9 @@ class FusedEngine:
             call = self._calls[key] = self._prepare(algorithm, *key[1:])
         return call
 
-    def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None) -> _Call:
+    def _prepare(
+        self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None
+    ) -> PreparedCall:
         arena = self._arena
         assert arena is not None
         launches = self.tables(algorithm, size_bytes)
@@ -311,5 +318,7 @@ class FusedEngine:
             launches = ((0, made),)
         else:
             region = None
-        prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s, region) for begin, table in launches)
-        return _Call(*Buffers(lowered, whole).total_bytes(arena.rank), prepared)
+        prepared = tuple(
+            PreparedLaunch(arena, begin, table, dtype, self.timeout_s, region) for begin, table in launches
+        )
+        return PreparedCall(*Buffers(lowered, whole).total_bytes(arena.rank), prepared)

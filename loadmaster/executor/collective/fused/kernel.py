@@ -144,11 +144,7 @@ def address_of(function: Any) -> int:
 
 @functools.cache
 def compiled(architecture: str) -> bytes:
-    """Compile the kernels to machine code.
-
-    Raises:
-        LoadmasterError: no NVRTC, or it refuses the source; with its log.
-    """
+    """Compile the kernels to machine code. Raises LoadmasterError: no NVRTC, or it refuses the source; with its log."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     text = source().encode()

@@ -77,8 +77,6 @@ class Table:
     """A collective of one size, ready for the kernel of every rank.
 
     Attributes:
-        threads: of a block.
-        streams: per rank.
         words: per rank; begins: per rank and stream, the first word, and the end.
         arena_bytes: of slots, of the rank that has most, as the protocol packs them.
         flag_count: of the rank that has most.

@@ -3,21 +3,36 @@
 What runs a call is decided by :class:`loadmaster.executor.collective.process_group.PlannedGroup`, once for each kind
 and size, and kept by the backend. Calls that would need work in Python (elements to fill up with, lists of tensors) go
 to the inner group, which is faster than that.
+
+Engines give the backend launches, complete but for two addresses. The backend is compiled once, kept in the user's
+cache folder, and loaded as a Python module. It belongs to one release of PyTorch and of Python, which the name of its
+folder stands for: an old one is not found.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+import sysconfig
 from collections import Counter
+from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from loadmaster.executor.collective.calls import Call
 from loadmaster.executor.collective.engine import grain_bytes
-from loadmaster.executor.collective.native.launching import LaunchEngine, Launcher
+from loadmaster.executor.collective.fused.engine import FusedLauncher, PreparedCall
 from loadmaster.executor.collective.process_group import PlannedGroup
+from loadmaster.executor.compiling import BuildError, compile_shared, fingerprint_of
+from loadmaster.executor.kept_library import kept_library
+from loadmaster.executor.steps.user_cache import user_folder
 from loadmaster.executor.torch_private.distributed import (
     backend_of,
     device_types_of,
@@ -26,14 +41,108 @@ from loadmaster.executor.torch_private.distributed import (
     set_group_name,
     store_of,
 )
+from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import Collective
+
+
+@runtime_checkable
+class LaunchEngine(Protocol):
+    """An engine whose calls are launches."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def launcher(self) -> FusedLauncher | None:
+        """Launcher of the group, the same for all its engines. None: the engine cannot launch here."""
+        ...
+
+    def empty(self, size_bytes: int) -> tuple[torch.Tensor, int] | None:
+        """Make memory that all ranks share, with its number. None: ranks share none."""
+        ...
+
+    def prepared(
+        self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
+    ) -> PreparedCall:
+        """The launches of a call; they stay as long as the engine does.
+
+        ``region``: number of the shared memory that holds the output (of a ReduceScatter, the input).
+        """
+        ...
+
+
+_LOG = logging.getLogger(__name__)
+_NAME = "planned_backend"
+SOURCE = Path(__file__).parent / f"{_NAME}.cpp"
+_HEADERS = tuple(sorted(SOURCE.parent.glob("*.hpp")))
+_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", f"-DTORCH_EXTENSION_NAME={_NAME}")
+
+
+def extension(group: dist.ProcessGroup) -> ModuleType | None:
+    """Load the compiled backend on every rank of a group, or nowhere. Every rank calls it.
+
+    One rank of each host compiles, if nothing is kept; the others take what it kept.
+
+    Returns:
+        the module; None where a rank has no compiler or the compiler fails. The log says why.
+    """
+    places: list[Any] = [None] * group.size()
+    dist.all_gather_object(places, _host(), group=group)
+    first = places.index(places[group.rank()]) == group.rank()
+    found = _module() if first else None
+    dist.barrier(group)
+    found = found or _module()
+    said: list[Any] = [None] * group.size()
+    dist.all_gather_object(said, isinstance(found, ModuleType), group=group)
+    if all(said):
+        assert isinstance(found, ModuleType)
+        return found
+    why = found if isinstance(found, str) else f"rank {said.index(False)} has none"
+    _LOG.warning("Planned collectives are called through Python, several times slower than compiled: %s.", why)
+    return None
+
+
+@cache
+def _module() -> ModuleType | str:
+    """Load the module; in words why that is not possible."""
+    version = fingerprint_of([SOURCE, *_HEADERS], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
+    try:
+        with kept_library("collective", version, f"{_NAME}.so", _make) as library:
+            return _loaded(library)
+    except (BuildError, ImportError, OSError) as error:
+        return str(error)
+
+
+def _make(target: Path) -> None:
+    _LOG.info("Compiling the backend of planned collectives, once: about half a minute.")
+    home_of_torch = Path(torch.__file__).parent
+    include = home_of_torch / "include"
+    headers = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
+    flags = (*_FLAGS, *(f"-I{path}" for path in headers))
+    compile_shared([SOURCE], target, flags, (f"-L{home_of_torch / 'lib'}", *_LIBRARIES))
+
+
+def _loaded(library: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
+    spec = importlib.util.spec_from_file_location(_NAME, library, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _host() -> tuple[str, str]:
+    """Name what processes share that share a cache folder: host and folder."""
+    return os.uname().nodename, str(user_folder())
+
 
 Decision = tuple[str, bool, int, int, list[tuple[int, int, int, int, int]]]
 """Engine or reason; whether it is planned; bytes of input and of output; launches, as of
-:class:`loadmaster.executor.collective.native.launching.PreparedLaunch`."""
+:attr:`loadmaster.executor.collective.fused.engine.PreparedLaunch.address`."""
 
 
-def launcher_of(group: PlannedGroup) -> Launcher | None:
+def launcher_of(group: PlannedGroup) -> FusedLauncher | None:
     """Return what launches a group's planned calls; None: an engine of it does more than launch."""
     engines = [engine for entry in group.entries.values() for engine in entry.engines]
     launchers = [engine.launcher if isinstance(engine, LaunchEngine) else None for engine in engines]
@@ -44,21 +153,10 @@ class NativeGroup:
     """Holder of a process group whose planned calls run in C++.
 
     It is not a process group itself: one that is made in Python holds Python's lock while it waits for the inner one.
-
-    Attributes:
-        process_group: of torch's own type.
-        planned_group: decides.
-        inner: the group that is wrapped.
     """
 
-    def __init__(self, name: str, planned_group: PlannedGroup, launcher: Launcher, module: ModuleType) -> None:
-        """Make the group; every rank of the inner group does so, with the same arguments.
-
-        Args:
-            planned_group: see :func:`launcher_of`.
-            launcher: its engines'.
-            module: the compiled backend's.
-        """
+    def __init__(self, name: str, planned_group: PlannedGroup, launcher: FusedLauncher, module: ModuleType) -> None:
+        """Make the group; every rank of the inner group does so, with the same arguments."""
         inner = planned_group.inner
         store: Any = store_of(inner)
         group = self.process_group = dist.ProcessGroup(store, inner.rank(), inner.size())

@@ -38,8 +38,7 @@ _HAIR_NS = 1e-3
 def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
     """Yield the bounds (1) and (2) between ranks and between nodes; between nodes also that of node_sums.py.
 
-    Args:
-        meetings: of sums with several targets.
+    ``meetings``: of sums with several targets.
     """
     in_ns = out_ns = home_in_ns = home_out_ns = 0
     if meetings and sum(found.count for found in meetings) == sum(c.goes_on for c in network.instance.chunks):

@@ -196,7 +196,7 @@ class Growth:
         for k in machine.links:
             if limit[k]:
                 link = topology.links[k]
-                sender = self._sender(k)
+                sender = link.target if self._units.backwards else link.source
                 node = topology.node_of[sender]
                 nodes.add(node)
                 colours = (self.colour_of[sender], self._node_colour[node])
@@ -204,16 +204,10 @@ class Growth:
                 kinds.add((*costs, int(limit[k]), *colours))
         return len(nodes) == 1, tuple(sorted(kinds))
 
-    def _sender(self, k: int) -> int:
-        """The rank from which units come over a link, in this direction of time."""
-        link = self._network.topology.links[k]
-        return link.target if self._units.backwards else link.source
-
     def arrivals_ns(self, machine: Machine, first_ns: int = 0) -> IntArray:
         """Times when a machine of a rank may have brought 1, 2 .. units that the rank did not start with: [units].
 
-        Args:
-            first_ns: none of its messages starts before.
+        ``first_ns``: none of its messages starts before.
         """
         table = _Table()
         self._add(table, (machine,), inside_node=True)
@@ -224,7 +218,7 @@ class Growth:
 
     def _add(self, table: _Table, machines: Sequence[Machine], *, inside_node: bool) -> list[int]:
         """Rows for the machines of a rank (``inside_node``: where senders are in one node, it counts) or of a node."""
-        units, found = self._units, []
+        units, links, found = self._units, self._network.topology.links, []
         for machine in machines:
             alone, kinds = self._look(machine)
             if not kinds:
@@ -234,16 +228,13 @@ class Growth:
             table.after_ns.append(0 if units.backwards else min(latency_ns for latency_ns, *_ in kinds))
             fastest, cheapest = max(gbps for _, _, gbps, *_ in kinds), min(message_ns for _, message_ns, *_ in kinds)
             table.together_ns.append(cheapest + np.ceil(units.message_bytes / fastest - _HAIR_NS).astype(np.int64))
-            examples = {(k.latency_ns, k.message_ns, k.gbps): k for k in map(self._link, machine.links)}
+            examples = {(k.latency_ns, k.message_ns, k.gbps): k for k in (links[j] for j in machine.links)}
             for latency_ns, message_ns, gbps, crosses, limit, sender, node in kinds:
                 occupancy = self._occupancy(examples[latency_ns, message_ns, gbps], limit)
                 before = latency_ns if units.backwards else 0
                 node = node if inside_node and alone else -1
                 table.rows.append(_Row(found[-1], sender, occupancy, before, node, crosses, latency_ns))
         return found
-
-    def _link(self, k: int) -> Link:
-        return self._network.topology.links[k]
 
     def _occupancy(self, link: Link, limit: int) -> IntArray:
         """Occupancy of a message of 1, 2 .. units over a link, [units]; NEVER above the limit."""
@@ -300,6 +291,17 @@ class Growth:
             if members and held < tau.shape[1]:
                 found[row, held:] = np.sort(arrived[list(members)].ravel())[: tau.shape[1] - held]
         return found
+
+
+def flat_growth(network: Network, ranks: BoolArray, size_bytes: int, usable: BoolArray, *, backwards: bool) -> Growth:
+    """Growth where each of some ranks [ranks] has one unit at first, and only the first one in a message costs bytes.
+
+    ``usable``: [links] that units may use.
+    """
+    count = int(ranks.sum())
+    sizes = np.full(count, size_bytes, dtype=np.int64)
+    limit = usable.astype(np.int64) * count
+    return Growth(network, Units(ranks.astype(np.int64), count, sizes, size_bytes, False, limit, backwards))
 
 
 def open_links(network: Network, chunks: BoolArray) -> IntArray:

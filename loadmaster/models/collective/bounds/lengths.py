@@ -52,8 +52,7 @@ _MOST_WORK = 1 << 27
 def lengths_ns(network: Network, over: Callable[[], bool] = lambda: False) -> int:
     """The best bound found, by bandwidth alone.
 
-    Args:
-        over: asked from round to round; the best so far is a bound, too.
+    ``over``: asked from round to round; the best so far is a bound, too.
     """
     best = max((work / math.fsum(lengths) for lengths, work in _weighted(network, over)), default=0.0)
     return NEVER if best >= NEVER else max(0, math.ceil(best * (1.0 - _ROUNDING) - _HAIR_NS))

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
-from loadmaster.models.collective.bounds.growth import Growth, Units
+from loadmaster.models.collective.bounds.growth import flat_growth
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
 
 # Every node is looked at; of more nodes than this, none is singled out.
@@ -31,8 +32,7 @@ _MOST_KINDS = 8
 class Meeting:
     """Sums of one size with the same sources and targets, so many of them: in(w) and out(w) [ranks].
 
-    Attributes:
-        home_in_ns, home_out_ns: [ranks] of the sources and targets in the node of w alone.
+    ``home_in_ns``, ``home_out_ns``: [ranks] of the sources and targets in the node of w alone.
     """
 
     count: int
@@ -61,21 +61,22 @@ def spread_ns(network: Network, chunk: int) -> int:
     """Least time from the source of a chunk to all its targets, and to those outside the source's node."""
     root, targets = int(np.argmax(network.sources[chunk])), network.targets[chunk]
     away = targets & ~_beside(network, root)
-    return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
+    return max(int(_least_ns(network, chunk, members, backwards=True)[root]) for members in (targets, away))
 
 
 def _meeting(network: Network, chunks: Sequence[int]) -> Meeting:
     chunk = chunks[0]
     sources, targets = network.sources[chunk], network.targets[chunk]
-    there, on = _sum(network, chunk, sources), _spread(network, chunk, targets)
+    came, goes = (partial(_least_ns, network, chunk, backwards=backwards) for backwards in (False, True))
+    there, on = came(sources), goes(targets)
     home_in, home_on = np.zeros_like(there), np.zeros_like(on)
     nodes = network.topology.ranks_of_node
     for ranks in map(list, nodes.values()) if 1 < len(nodes) <= _MEETING_NODES else ():
         home = _beside(network, ranks[0])
-        home_in[ranks] = _sum(network, chunk, sources & home)[ranks]
-        home_on[ranks] = _spread(network, chunk, targets & home)[ranks]
-        there[ranks] = np.max([there[ranks], home_in[ranks], _sum(network, chunk, sources & ~home)[ranks]], axis=0)
-        on[ranks] = np.max([on[ranks], home_on[ranks], _spread(network, chunk, targets & ~home)[ranks]], axis=0)
+        home_in[ranks] = came(sources & home)[ranks]
+        home_on[ranks] = goes(targets & home)[ranks]
+        there[ranks] = np.max([there[ranks], home_in[ranks], came(sources & ~home)[ranks]], axis=0)
+        on[ranks] = np.max([on[ranks], home_on[ranks], goes(targets & ~home)[ranks]], axis=0)
     return Meeting(len(chunks), there, on, home_in, home_on)
 
 
@@ -84,24 +85,13 @@ def _beside(network: Network, rank: int) -> BoolArray:
     return np.asarray(network.node_of == network.node_of[rank])
 
 
-def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """Least time from each rank to all ``members`` of a chunk's targets, by growth and by distance: [ranks]."""
-    growth = Growth(network, _flat(network, chunk, members, backwards=True))
+def _least_ns(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> IntArray:
+    """Least time to each rank from all ``members`` of a sum's sources, by growth and by distance: [ranks].
+
+    Backwards: from each rank to all members of a chunk's targets.
+    """
+    kind, size_bytes = network.kind_of[chunk], network.least_bytes(int(network.size_bytes[chunk]))
+    growth = flat_growth(network, members, size_bytes, network.usable[kind], backwards=backwards)
     found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
-    distance_ns = network.distance_ns[network.kind_of[chunk]]
-    return np.asarray(np.maximum(found, distance_ns[:, members].max(axis=1, initial=0)))
-
-
-def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """Least time to each rank from all ``members`` of a sum's sources, by growth and by distance: [ranks]."""
-    growth = Growth(network, _flat(network, chunk, members, backwards=False))
-    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
-    distance_ns = network.distance_ns[network.kind_of[chunk]]
-    return np.asarray(np.maximum(found, distance_ns[members].max(axis=0, initial=0)))
-
-
-def _flat(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> Units:
-    count, size_bytes = int(members.sum()), network.least_bytes(int(network.size_bytes[chunk]))
-    limit = network.usable[network.kind_of[chunk]].astype(np.int64) * count
-    message_bytes = np.full(count, size_bytes, dtype=np.int64)
-    return Units(members.astype(np.int64), count, message_bytes, size_bytes, False, limit, backwards)
+    ways_ns = network.distance_ns[kind][:, members].T if backwards else network.distance_ns[kind][members]
+    return np.asarray(np.maximum(found, ways_ns.max(axis=0, initial=0)))

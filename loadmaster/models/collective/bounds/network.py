@@ -21,6 +21,8 @@ BoolArray = NDArray[np.bool_]
 
 # Divisible chunks are counted in that many units or a little more: what is lost is about a unit for each message.
 _FEWEST_UNITS = 256
+# Colours of ranks are told apart by the links so many steps around.
+_LOOKS = 8
 # No way. Sums of three of them stay within 64 bits.
 NEVER = 2**60
 # Quotients may come out above what they are.
@@ -215,16 +217,12 @@ class Network:
             (int(self.size_bytes[self.sources[:, r]].sum()), int(self.size_bytes[self.targets[:, r]].sum()))
             for r in range(self.rank_count)
         ]
-        return self.refine(start)
-
-    def refine(self, start: Sequence[object], *, rounds: int = 8) -> IntArray:
-        """Colours of the ranks, [ranks]: equal where ``start``, and all links ``rounds`` steps around, are equal."""
         colour = numbered(start)
         links = [self.topology.links[k] for k in self.used_links]
         costs = numbered([(k.latency_ns, k.message_ns, k.gbps, self.topology.crosses(k)) for k in links])
         ends = [(cost, k.source, k.target) for cost, k in zip(costs, links, strict=True)]
         count = len(set(colour))
-        for _ in range(rounds):
+        for _ in range(_LOOKS):
             around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
             for cost, source, target in ends:
                 around[target].append((0, cost, colour[source]))
@@ -264,8 +262,7 @@ def numbered(values: Sequence[object]) -> list[int]:
 def first_allowed_ns(refuted: Callable[[int], bool], refuted_ns: int) -> int:
     """The first time that is not refuted, after one that is; NEVER where it is later than that.
 
-    Args:
-        refuted: once it does not refute a time, it refutes no later one.
+    ``refuted``: once it does not refute a time, it refutes no later one.
     """
     low, high = refuted_ns, 2 * refuted_ns + 1
     while high < NEVER and refuted(high):

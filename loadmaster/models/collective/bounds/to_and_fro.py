@@ -63,11 +63,7 @@ _SQUARE = np.concatenate([[1.0], 1 / 4 + 1 / (2 * _COUNT[1:-1]), [1 / 4]])
 
 
 def waiting(network: Network, party_of: Sequence[int], crossing: Sequence[Link], chunks: Iterable[int]) -> float:
-    """Total wait W of some sums.
-
-    Args:
-        crossing: the links between parties.
-    """
+    """Total wait W of some sums. ``crossing``: the links between parties."""
     size_bytes: Counter[int] = Counter()
     for chunk in chunks:
         size_bytes[int(network.kind_of[chunk])] += int(network.size_bytes[chunk])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
 from xml.sax.saxutils import quoteattr
 
 from loadmaster.errors import InputError
@@ -26,8 +25,6 @@ from loadmaster.models.collective.exports.streams import (
 from loadmaster.models.collective.lowering import lower
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-
-Protocol = Literal["LL", "LL128", "Simple"]
 
 STEPS_PER_BLOCK = 64
 UNITS_PER_STEP = 71
@@ -74,7 +71,6 @@ def msccl_xml(
     instances: int = 1,
     min_bytes: int = 0,
     max_bytes: int = 0,
-    protocol: Protocol | None = None,
 ) -> str:
     """Write one algorithm as MSCCL XML.
 
@@ -84,7 +80,6 @@ def msccl_xml(
         instances: parallel copies of every threadblock, each with its part of every chunk.
         min_bytes: of the sizes it is for, counted as in the problem.
         max_bytes: the last of them; 0: no limit.
-        protocol: of the transport; None: by the size of a message.
 
     Raises:
         InputError: the format has no such collective, or a limit of the loaders is passed.
@@ -120,7 +115,7 @@ def msccl_xml(
     in_place = algorithm.form == "direct" and problem.collective != "alltoall"
     head = {
         "name": f"{problem.name} {algorithm.size_bytes}".replace('"', "'")[:200],
-        "proto": protocol or ("LL" if largest_bytes <= LARGEST_LL_BYTES else "Simple"),
+        "proto": "LL" if largest_bytes <= LARGEST_LL_BYTES else "Simple",
         "nchannels": instances * lanes,
         "nchunksperloop": max(*inputs, *outputs) // share,
         "ngpus": problem.topology.rank_count,

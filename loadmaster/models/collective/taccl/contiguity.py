@@ -44,8 +44,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.taccl.earliest import Message, alone, runs_within, sends, starts, time_ns
-from loadmaster.models.collective.taccl.ordering import Ordered
+from loadmaster.models.collective.taccl.ordering import Message, Ordered, alone, runs_within, sends, starts, time_ns
 from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Solution
 
@@ -166,11 +165,7 @@ class Contiguity:
     variables: Variables
 
     def schedule(self, solution: Solution) -> tuple[Send, ...]:
-        """The sends of a solution: its messages, each as early as the order allows.
-
-        Raises:
-            ValueError: the solution has no incumbent.
-        """
+        """The sends of a solution, as early as the order allows. Raises ValueError: it has no incumbent."""
         v = self.variables
         chosen = solution.block(v.together)
         orbit_of = v.ordered.orbit_of

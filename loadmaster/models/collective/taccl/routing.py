@@ -5,9 +5,8 @@ Source: [Shah23], section 5.5.1, equations 5.1 to 5.15; chunks that no two ranks
 Sets: chunks c of the instance, ranks r, links (src, r) in L_c; resources p, with the links that hold them; nodes. L_c
 are the links that c may use between ranks that, as published, are on a way of fewest hops from its sources to one of
 its targets (found after the relay map: links that the sketch closes to c do not count). Of a chunk with one target they
-are the links of such ways themselves. None leads back to a source.
-occ and lat are the occupancy and the transfer time of a link for a chunk; where messages have no latency they are equal
-to lat = alpha + beta of [Shah23].
+are the links of such ways themselves. None leads back to a source. occ and lat are the occupancy and the transfer time
+of a link for a chunk; where messages have no latency they are equal to lat = alpha + beta of [Shah23].
 
 Variables:
     time               continuous
@@ -16,7 +15,7 @@ Variables:
     is_util[src,r]     binary, of links through switches whose connections are wanted few or many
 [Shah23]'s send[c,src,r] >= start[c,src] (5.4), which only occurs in start[c,r] = send + lat (5.5), is projected out.
 Under symmetries there is one variable for each orbit instead of equations 5.12 to 5.14, and equal rows are there once:
-see :mod:`loadmaster.models.collective.aliasing`.
+see :mod:`loadmaster.models.collective.symmetry`.
 
 Minimize time + gamma_s sum of is_util over links of switch s (5.1, 5.11; on the columns)
 subject to
@@ -50,12 +49,58 @@ import networkx as nx
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.aliasing import Aliases, IntArray
 from loadmaster.models.collective.hops import Routes, hops_of
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.symmetry import holders_of
-from loadmaster.models.collective.taccl.ways import way_links
+from loadmaster.models.collective.reach import NO_WAY, fewest_hops
+from loadmaster.models.collective.symmetry import Aliases, IntArray, holders_of
 from loadmaster.solvers.program import INFINITY, FloatArray, Program, ProgramBuilder
+
+
+def way_links(instance: Instance) -> tuple[tuple[int, ...], ...]:
+    """L_c of each chunk. A chunk of no bytes needs none. Raises InputError: a target cannot be reached."""
+    found: dict[tuple[object, ...], tuple[int, ...]] = {}
+    hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]] = {}
+    ways = []
+    for index, chunk in enumerate(instance.chunks):
+        key = (chunk.senders, chunk.sources, chunk.targets, bool(chunk.size_bytes))
+        if key not in found:
+            found[key] = _way_links(instance, index, hops)
+        ways.append(found[key])
+    return tuple(ways)
+
+
+def _way_links(
+    instance: Instance, index: int, hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]]
+) -> tuple[int, ...]:
+    chunk, topology = instance.chunks[index], instance.topology
+    if not chunk.size_bytes:
+        return ()
+    usable = instance.usable_links[index]
+
+    def count(ranks: tuple[int, ...], backwards: bool) -> list[int]:
+        key = (chunk.senders, ranks, backwards)
+        if key not in hops:
+            hops[key] = fewest_hops(instance, usable, ranks, backwards=backwards)
+        return hops[key]
+
+    out = count(chunk.sources, False)
+    taken: set[int] = set()
+    for target in chunk.targets:
+        if out[target] == NO_WAY:
+            raise InputError(
+                f"chunks[{index}].targets", target, "cannot be reached", "Give links, or senders, that lead there."
+            )
+        back = count((target,), True)
+        for k in usable:
+            link = topology.links[k]
+            if out[link.source] + 1 + back[link.target] == out[target]:
+                taken.add(k)
+    if len(chunk.targets) > 1:
+        ranks = {rank for k in taken for rank in (topology.links[k].source, topology.links[k].target)}
+        inner = ranks.difference(chunk.sources)
+        taken = {k for k in usable if topology.links[k].source in ranks and topology.links[k].target in inner}
+    return tuple(sorted(taken))
+
 
 # All links of switches together weigh this share of the longest way.
 _CONNECTIONS_SHARE = 0.01
@@ -189,11 +234,7 @@ class Routing:
 
 
 def formulate(instance: Instance) -> Routing:
-    """The program of an instance.
-
-    Raises:
-        InputError: it combines, or a chunk cannot reach a target.
-    """
+    """The program of an instance. Raises InputError: it combines, or a chunk cannot reach a target."""
     if instance.combines:
         raise InputError("chunks", "sums", "are not routed", "Route the reversed instance, or form 'gather'.")
     b = ProgramBuilder()

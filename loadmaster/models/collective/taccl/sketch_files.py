@@ -86,11 +86,7 @@ def sketch_names() -> list[str]:
 
 
 def published_sketch(name: str) -> Document:
-    """A shipped sketch, as published.
-
-    Raises:
-        InputError: no sketch has this name.
-    """
+    """A shipped sketch, as published. Raises InputError: no sketch has this name."""
     return _SHIPPED.read(name)
 
 

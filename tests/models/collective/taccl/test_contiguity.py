@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.taccl import contiguity
-from loadmaster.models.collective.taccl.earliest import alone, time_ns
-from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, order
+from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, alone, order, time_ns
 from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus

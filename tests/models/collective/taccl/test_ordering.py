@@ -13,8 +13,7 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.hops import colliding, hops_of, orbits
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.taccl.earliest import alone, sends, time_ns
-from loadmaster.models.collective.taccl.ordering import HEURISTICS, order, order_of
+from loadmaster.models.collective.taccl.ordering import HEURISTICS, alone, order, order_of, sends, time_ns
 from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.tiny import ring, switched

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.hops import hops_of
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
 from loadmaster.models.collective.taccl import routing
-from loadmaster.models.collective.taccl.ways import way_links
+from loadmaster.models.collective.taccl.routing import way_links
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
