@@ -18,11 +18,11 @@ from benchmarks.record import write_whole
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.executor.memory.implementations import registry
-from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
-from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.implementations.registry import ImplementationFilter
 from loadmaster.executor.steps.host_link import host_link
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.models.hardware import HostLink

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loadmaster.executor.memory.capture import capture
     from loadmaster.executor.memory.fit.fit import fit
     from loadmaster.executor.memory.fit.state import Fitted
-    from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
+    from loadmaster.executor.memory.implementations.registry import ImplementationFilter
     from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
     from loadmaster.executor.memory.run.knob_step import KnobStep
     from loadmaster.executor.partition.apply import apply as apply_partition
@@ -55,7 +55,7 @@ __all__ = [
 # Public name -> its module and its name there.
 _HOME = {
     "Fitted": ("loadmaster.executor.memory.fit.state", "Fitted"),
-    "ImplementationFilter": ("loadmaster.executor.memory.operators.implementation_filter", "ImplementationFilter"),
+    "ImplementationFilter": ("loadmaster.executor.memory.implementations.registry", "ImplementationFilter"),
     "KnobStep": ("loadmaster.executor.memory.run.knob_step", "KnobStep"),
     "Measurement": ("loadmaster.executor.steps.measure", "Measurement"),
     "ModuleStep": ("loadmaster.executor.partition.module_step", "ModuleStep"),

@@ -13,16 +13,14 @@ from torch import fx, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
-from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
-from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.capture import CaptureOptions, capture_step
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import Backend
-from loadmaster.executor.memory.run.elsewhere import with_elsewhere
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import own_bytes
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
-from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.problem import ForwardOperator, Implementation, MemoryProblem
 from loadmaster.models.units import bytes_of
 
 
@@ -64,7 +62,31 @@ def capture_block(
     # What else is on the device is everything else's; the gradient of the result comes from there, too.
     gradient_bytes = sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
     own = replace(captured, resident_bytes=own_bytes(block, batch), caller_bytes=gradient_bytes)
-    return with_elsewhere(own.problem(), kept, budget)
+    return _with_other_blocks(own.problem(), kept, budget)
+
+
+def _with_other_blocks(problem: MemoryProblem, kept_bytes: int, budget_bytes: int) -> MemoryProblem:
+    """The problem with a last forward operator, in which other blocks run while this one's kept results are held.
+
+    It leaves ``kept_bytes`` of the budget for these. No graph has it: see
+    :class:`~loadmaster.executor.memory.run.compiled_plans.CompiledPlans`.
+    """
+    last = problem.forward[-1]
+    workspace = Implementation(0.0, max(0, budget_bytes - last.fixed_bytes - kept_bytes))
+    others = ForwardOperator(
+        id=last.id + 1,
+        op="everything else",
+        inputs=(),
+        output_bytes=0,
+        live_inputs=(),
+        live_bytes=0,
+        fixed_bytes=last.fixed_bytes,
+        implementations=(workspace,),
+        recompute_implementations=(workspace,),
+        recomputable=False,
+        offloadable=False,
+    )
+    return replace(problem, forward=(*problem.forward, others), budget_bytes=budget_bytes)
 
 
 def expect_one_tensor(step_graph: StepGraph) -> None:

@@ -21,12 +21,11 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.costs.told import Told
 from loadmaster.executor.memory.implementations.passes import run_passes
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.operators.accounting import Accountant, Runs
 from loadmaster.executor.memory.operators.advice import advice
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import BackwardGroup, ForwardGroup, Operators
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.renamed import renamed_keywords
@@ -64,17 +63,32 @@ from loadmaster.models.memory.problem import (
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CaptureOptions:
+    """Options of a step's training and of what its plan may use: the keywords of :func:`capture`, which says what each
+    means. ``fit`` and the commands pass them on."""
+
+    optimizer: torch.optim.Optimizer | None = None
+    hardware: str | None = None
+    costs: CostModel | None = None
+    backend: Backend = "inductor"
+    gradients_held: bool = False
+    parallel: Parallel | None = None
+    ranks: int = 1
+    host_link: HostLink | bool = False
+    implementations: ImplementationFilter = EVERYTHING
+    name: str | None = None
+    progress: bool | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
     """A traced step and what it costs: its problem can be written down again under other costs.
 
     Attributes:
-        operators: of the traced graph.
-        costs: as measured or estimated.
-        fused: whether they run as fused kernels.
+        fused: whether operators run as fused kernels.
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
         caller_bytes: what its caller holds while it runs: the loss and the loss's gradient.
-        name, title: of the problem.
         wrapper: what a wrapper adds to these, at times.
         host_link: over which plans may send results, if they may.
         progress: whether to say that a problem is written down, as for :func:`capture`.
@@ -255,7 +269,13 @@ def _captured(
         logger.warning("%s", sentence)
     line.show(f"{type(model).__name__}: grouping {len(step_graph.nodes)} nodes into operators", begins=True)
     operators = group(step_graph, options.implementations, fused=fused)
-    costs = options.costs or _costs(operators, device, hardware, fused=fused)
+    if options.costs is not None:
+        costs = options.costs
+    elif hardware is not None:
+        costs = roofline(hardware, compiled=fused)
+    else:
+        channels_last = fused and runs_channels_last(operators.step_graph.module)
+        costs = profiled(device, compiled=fused, channels_last=channels_last)
     resident_bytes = own_bytes(model, batch) + state_bytes
     if device.type == "cuda":
         # Once, now: libraries make their workspaces before resident bytes are read.
@@ -283,14 +303,6 @@ def _captured(
         host_link=link_of(device, hardware, compiled=fused) if link is True else link or None,
         progress=options.progress,
     )
-
-
-def _costs(operators: Operators, device: torch.device, hardware: str | None, *, fused: bool) -> CostModel:
-    """Cost model of the step: estimated for a device of the catalogue; measured on the model's where none is named."""
-    if hardware is not None:
-        return roofline(hardware, compiled=fused)
-    channels_last = fused and runs_channels_last(operators.step_graph.module)
-    return profiled(device, compiled=fused, channels_last=channels_last)
 
 
 def _op(node: fx.Node) -> str:

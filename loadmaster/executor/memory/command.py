@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.capture import CaptureOptions, capture_step
 from loadmaster.executor.memory.run.backends import COMPILERS
 from loadmaster.executor.steps import made_step
 from loadmaster.executor.steps.factory import users_code

@@ -9,8 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.costs.corrected import Corrected
-from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.capture import CaptureOptions, capture_step
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import convnet_case
 from tests.executor.memory.schedules import schedule

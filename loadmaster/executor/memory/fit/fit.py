@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from loadmaster.executor.costs import CostModel
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit.fitter import KNOB_TRIES, Fitter
 from loadmaster.executor.memory.fit.planned import Planner
 from loadmaster.executor.memory.fit.state import Fitted
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
-from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import Backend
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import AnyBatch

@@ -18,7 +18,7 @@ from typing import TypeVar
 from torch import fx, nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.capture import CapturedStep, capture_step
+from loadmaster.executor.memory.capture import CapturedStep, CaptureOptions, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
@@ -39,7 +39,6 @@ from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
 from loadmaster.executor.memory.fit.tuning import Tuning
 from loadmaster.executor.memory.fit.verify import Verifier
 from loadmaster.executor.memory.fit.words import MORE, plain_report, refusal, report
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.backends import expect_backend
 from loadmaster.executor.steps.batch import AnyBatch, batch_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.memory.implementations.attention import draw_seed
-from loadmaster.executor.memory.implementations.chunks import chunks
 from loadmaster.executor.memory.implementations.dropout import SEED_LIMIT, mixed
+from loadmaster.executor.memory.implementations.kernels import chunks
 from loadmaster.executor.steps.step_graph import draws, draws_with, tensors
 from loadmaster.executor.torch_private.inductor import extra_random_decomps, inductor_prims
 from loadmaster.executor.torch_private.operators import (

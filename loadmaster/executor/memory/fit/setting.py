@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from loadmaster import live_line
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.any_step import AnyStep
@@ -20,7 +21,6 @@ from loadmaster.executor.memory.fit.plain_step import PlainStep
 from loadmaster.executor.memory.fit.trial_run import WARM_UP, ran_out, run_trial, runner
 from loadmaster.executor.memory.fit.values import Comparison
 from loadmaster.executor.memory.fit.verify import Verifier
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.executor.steps.batch import Batch

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from loadmaster.executor.memory.implementations.activations import (
+    EluFromOutput,
     HardtanhFromInput,
     HardtanhFromMask,
+    LeakyReluFromOutput,
     ReluFromInput,
     ReluFromMask,
+    SoftplusFromOutput,
 )
-from loadmaster.executor.memory.implementations.batch_norm import reuse_statistics
-from loadmaster.executor.memory.implementations.layer_norm import reuse_row_statistics
-from loadmaster.executor.memory.implementations.monotone import EluFromOutput, LeakyReluFromOutput, SoftplusFromOutput
 from loadmaster.executor.memory.implementations.norm_output import NormFromOutput
 from loadmaster.executor.memory.implementations.pooling import MaxPoolFromOffsets
-from loadmaster.executor.memory.implementations.registry import register, register_recompute
+from loadmaster.executor.memory.implementations.registry import register
 
 for _alternative in (
     ReluFromInput(),
@@ -27,5 +27,3 @@ for _alternative in (
     MaxPoolFromOffsets(),
 ):
     register(_alternative)
-register_recompute("batch_norm_apply", reuse_statistics)
-register_recompute("layer_norm_apply", reuse_row_statistics)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -80,7 +81,6 @@ def seeded_attention(
         query, key, value: [batch, heads, tokens, width] on a CUDA device.
         bias: added to the scores, or None; not for "flash".
         seed: int64 [] on the CPU.
-        dropout: probability of dropping an attention weight.
         kernel: a name in :data:`KERNELS`.
 
     Returns:
@@ -90,16 +90,15 @@ def seeded_attention(
     before = generator.get_state()
     generator.manual_seed(int(seed))
     try:
-        return _attend(query, key, value, bias, dropout, causal, scale, kernel)
+        return _attend((query, key, value), bias, seed, dropout, causal, scale, kernel)
     finally:
         generator.set_state(before)
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    operands: Sequence[Tensor],
     bias: Tensor | None,
+    _seed: Tensor,
     dropout: float,
     causal: bool,
     scale: float | None,
@@ -107,24 +106,16 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = KERNELS[kernel]
     options = (bias, True, dropout, causal) if chosen.bias else (dropout, causal)
-    results = chosen.forward(query, key, value, *options, scale=scale)
+    results = chosen.forward(*operands, *options, scale=scale)
     output, logsumexp, philox_seed, philox_offset = (results[i] for i in chosen.results)
     return output, logsumexp, philox_seed, philox_offset
 
 
 @seeded_attention.register_fake
 def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    seed: Tensor,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    kernel: str,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _attend(query, key, value, bias, dropout, causal, scale, kernel)
+    return _attend((query, key, value), bias, *options)
 
 
 @register_flop_formula(torch.ops.loadmaster.seeded_attention)

@@ -4,11 +4,22 @@ Each chunk's logits are turned into their gradients in place, while they are sti
 the gradients of the layer's input and weight: three products in all, as without chunks, and none of them twice. What
 comes later, the gradient of the loss itself, is one number, and so scales both at the end. A chunk's logits take about
 as much memory as the weight's gradient, which has to exist anyway.
+
+With classes c, target y, class weights w, smoothing s over C classes, row weight r, weight q of the z-loss, and
+logsumexp L of a row's mapped logits z = f(logits):
+
+    loss = r ((1 - s) w_y (L - z_y) + s / C * sum_c w_c (L - z_c)) + q L^2
+    d loss / d z_c = softmax_c (r (1 - s) w_y + r s / C * sum w + 2 q L) - r (1 - s) w_y [c = y] - r s / C * w_c
+    f(x) = scale x, or cap tanh(scale x / cap); f'(x) = scale, or scale (1 - (f(x) / cap)^2)
+
+Source: torch.nn.CrossEntropyLoss, its reduction left out; for the z-loss PaLM (Chowdhery and others, 2022), section 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +29,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.fills import below
 from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.cross_entropy_rows import cross_entropy_rows
-from loadmaster.executor.memory.implementations.kernels import has_kernels
+from loadmaster.executor.memory.implementations.kernels import chunks, exact, has_kernels, kernels
 from loadmaster.executor.torch_private.operators import assert_async, overload_of
 
 MIN_ROWS = 256  # fewer would starve the matrix product
@@ -30,18 +40,13 @@ ROW_BYTES = 128
 ALIGNED_BYTES = 16
 
 
-def chunk_rows(width: int) -> int:
-    """Rows whose 16-bit logits take twice as much as the float32 gradient of the weight.
-
-    Half as many cost the matrix products more time than the memory is worth: they read and write that gradient once a
-    chunk (measured on an H200 with GPT-2-medium's head).
-    """
-    return max(MIN_ROWS, 4 * width)
-
-
 def default_chunks(rows: int, width: int) -> int:
-    """Number of chunks that these rows are cut into."""
-    return max(1, -(-rows // chunk_rows(width)))
+    """Number of chunks of rows whose 16-bit logits take twice as much as the float32 gradient of the weight.
+
+    Half as many rows cost the matrix products more time than the memory is worth: they read and write that gradient
+    once a chunk (measured on an H200 with GPT-2-medium's head).
+    """
+    return max(1, -(-rows // max(MIN_ROWS, 4 * width)))
 
 
 def row_stride(classes: int, element_bytes: int) -> int:
@@ -55,9 +60,88 @@ def padded_classes(classes: int, element_bytes: int) -> int:
     return classes if classes * element_bytes % ALIGNED_BYTES == 0 else row_stride(classes, element_bytes)
 
 
-def exact(dtype: torch.dtype) -> torch.dtype:
-    """Type that sums are computed in: float32 or better."""
-    return torch.promote_types(dtype, torch.float32)
+@dataclass(frozen=True)
+class RowLoss:
+    """Loss of each row of logits: what is the same for all rows.
+
+    Attributes:
+        class_weights: [classes] or None.
+        ignore_index: target of rows that have no cross-entropy.
+        cap: 0 for none.
+    """
+
+    class_weights: Tensor | None
+    ignore_index: int
+    smoothing: float
+    scale: float
+    cap: float
+
+
+def cross_entropy_rows(
+    logits: Tensor,
+    targets: Tensor,
+    row_weights: Tensor | None,
+    z_weights: Tensor | None,
+    losses: Tensor,
+    of: RowLoss,
+    *,
+    gradients: bool,
+) -> None:
+    """Write the rows' losses to ``losses`` and, if asked for, their gradients over the logits.
+
+    Args:
+        logits: [rows, classes], each row contiguous.
+        targets: int64 [rows].
+        row_weights, z_weights: [rows] or None, in the dtype of ``losses``.
+        losses: [rows], float32 or float64: what everything is computed in.
+    """
+    if has_kernels(logits.device):
+        weights = (of.class_weights, row_weights, z_weights)
+        constants = (of.ignore_index, of.smoothing, of.scale, of.cap, gradients)
+        kernels().cross_entropy_rows(logits, targets, weights, losses, *constants)
+        return
+    smoothing, scale, cap = of.smoothing, of.scale, of.cap
+    scores = _mapped(logits, losses.dtype, scale, cap)
+    spread = smoothing / logits.shape[1]
+    counts = targets != of.ignore_index
+    classes = targets.where(counts, 0)
+    per_class = None if of.class_weights is None else of.class_weights.to(losses.dtype)
+    of_row = torch.ones_like(losses) if row_weights is None else row_weights
+    picked = of_row * (1 - smoothing) if per_class is None else of_row * per_class[classes] * (1 - smoothing)
+    picked, share = picked.where(counts, 0), (of_row * spread).where(counts, 0)
+    normalizer = scores.logsumexp(1)
+    loss = picked * (normalizer - scores.gather(1, classes.unsqueeze(1)).squeeze(1))
+    factor = picked
+    if smoothing:
+        whole = logits.shape[1] if per_class is None else per_class.sum()
+        sums = scores.sum(1) if per_class is None else scores @ per_class
+        loss = loss + share * (whole * normalizer - sums)
+        factor = factor + share * whole
+    # Zero, not zero times what may be infinite: a row that does not count may hold anything.
+    loss = loss.where(counts, 0)
+    if z_weights is not None:
+        loss = loss + (z_weights * normalizer.square()).where(z_weights != 0, 0)
+        factor = factor + 2 * z_weights * normalizer
+        counts = counts | (z_weights != 0)
+    losses.copy_(loss)
+    if gradients:
+        errors = scores.sub_(normalizer.unsqueeze(1)).exp_().mul_(factor.unsqueeze(1))
+        errors[torch.arange(len(classes)), classes] -= picked
+        if smoothing:
+            errors = errors.sub_(share.unsqueeze(1)) if per_class is None else errors.addr_(share, per_class, alpha=-1)
+        if cap:
+            errors *= _mapped(logits, losses.dtype, scale / cap, 1.0).square_().neg_().add_(1).mul_(scale)
+        elif scale != 1:
+            errors *= scale
+        logits.copy_(errors.masked_fill_(~counts.unsqueeze(1), 0))
+
+
+def _mapped(logits: Tensor, dtype: torch.dtype, scale: float, cap: float) -> Tensor:
+    """Logits in this dtype, scaled and capped; themselves where that changes nothing."""
+    if scale == 1 and not cap:
+        return logits.to(dtype)
+    scores = logits.to(dtype, copy=True).mul_(scale / cap if cap else scale)
+    return scores.tanh_().mul_(cap) if cap else scores
 
 
 @torch.library.custom_op("loadmaster::linear_cross_entropy", mutates_args=())
@@ -123,14 +207,10 @@ def linear_cross_entropy(
         cross_entropy_rows(
             logits,
             targets[rows],
-            class_weights,
             None if row_weights is None else row_weights[rows],
             None if squares is None else squares[rows],
             losses[rows],
-            ignore_index,
-            smoothing,
-            scale,
-            cap,
+            RowLoss(class_weights, ignore_index, smoothing, scale, cap),
             gradients=with_hidden,
         )
         if with_hidden:
@@ -153,23 +233,8 @@ def _total(targets: Tensor, class_weights: Tensor | None, ignore_index: int, dty
 
 
 @linear_cross_entropy.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    class_weights: Tensor | None,
-    row_weights: Tensor | None,
-    z_weights: Tensor | None,
-    chunks: int,
-    ignore_index: int,
-    mean: bool,
-    smoothing: float,
-    scale: float,
-    cap: float,
-    dtype: torch.dtype,
-    differentiate: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    dtype, differentiate = rest[-2:]
     loss, factor = hidden.new_empty((), dtype=dtype), hidden.new_empty((), dtype=exact(hidden.dtype))
     return loss, factor, *_gradients(hidden, weight, bias, differentiate)
 
@@ -229,13 +294,8 @@ def _expect_classes(targets: Tensor, classes: int, ignore_index: int) -> None:
     if targets.device.type == "cuda":
         assert_async(fitting.all(), f"cross-entropy: a target is neither in 0..{classes - 1} nor {ignore_index}")
     elif not bool(fitting.all()):
-        wrong = int(targets[~fitting][0])
-        raise InputError(
-            "targets",
-            wrong,
-            f"is none of the {classes} classes",
-            f"Pass classes 0 to {classes - 1}, or ignore_index ({ignore_index}) for rows that do not count.",
-        )
+        remedy = f"Pass classes 0 to {classes - 1}, or ignore_index ({ignore_index}) for rows that do not count."
+        raise InputError("targets", int(targets[~fitting][0]), f"is none of the {classes} classes", remedy)
 
 
 @register_flop_formula(torch.ops.loadmaster.linear_cross_entropy)
@@ -244,23 +304,8 @@ def _(hidden: tuple[int, ...], weight: tuple[int, ...], *args: object, **_kwargs
     return products * 2 * hidden[0] * weight[0] * weight[1]
 
 
-def _workspace(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    class_weights: Tensor | None,
-    row_weights: Tensor | None,
-    z_weights: Tensor | None,
-    chunks: int,
-    ignore_index: int,
-    mean: bool,
-    smoothing: float,
-    scale: float,
-    cap: float,
-    dtype: torch.dtype,
-    differentiate: str,
-) -> int:
+def _workspace(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *rest: Any) -> int:
+    _, _, z_weights, chunks, _, _, _, scale, cap, _, differentiate = rest
     precise, rows, classes = exact(hidden.dtype), -(-hidden.shape[0] // chunks), weight.shape[1]
     per_row = row_stride(classes, hidden.element_size()) * hidden.element_size()
     padded = padded_classes(classes, hidden.element_size())
@@ -272,11 +317,33 @@ def _workspace(
         narrow = differentiate == "all" and hidden.dtype != precise
         product = weight.numel() * hidden.element_size() if narrow else 0
     # Losses, and what is compared and counted of the targets.
-    per_target = (
-        precise.itemsize * (1 if z_weights is None else 2) + 3 * torch.bool.itemsize + 2 * targets.element_size()
-    )
-    return max(rows * per_row, product) + hidden.shape[0] * per_target + product + copied
+    per_target = precise.itemsize * (1 if z_weights is None else 2)
+    per_target += 3 * torch.bool.itemsize + 2 * targets.element_size()
+    return int(max(rows * per_row, product) + hidden.shape[0] * per_target + product + copied)
 
 
 register_workspace(overload_of(linear_cross_entropy), _workspace)
 register_limits(overload_of(linear_cross_entropy), lambda a: {"targets": below(int(a["weight"].shape[1]))})
+
+
+@torch.library.custom_op("loadmaster::scaled", mutates_args=())
+def scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x * scale``, rounded once.
+
+    Args:
+        scale: [] in the precision to compute in.
+
+    Returns:
+        A new contiguous tensor of the shape of ``x``, in ``dtype``.
+    """
+    result = x.new_empty(x.shape, dtype=dtype)
+    if has_kernels(x.device):
+        kernels().scaled(x.contiguous(), scale, result)
+        return result
+    flat, written = x.reshape(-1), result.view(-1)
+    for part in chunks(x.numel()):
+        written[part] = flat[part].to(scale.dtype) * scale
+    return result
+
+
+scaled.register_fake(lambda x, _scale, dtype: x.new_empty(x.shape, dtype=dtype))

@@ -21,17 +21,20 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations import z_loss
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, readers, source
-from loadmaster.executor.memory.implementations.logit_maps import Back, Maps, is_map, logits_of
-from loadmaster.executor.memory.implementations.loss_reduction import Chain
-from loadmaster.executor.memory.implementations.loss_rows import (
+from loadmaster.executor.memory.implementations.logit_path import (
     BACKWARD_STEPS,
     COPIES,
     STEPS,
     VIEWS,
+    Back,
+    Maps,
     Step,
     added_row,
+    is_map,
+    logits_of,
     steps_to,
 )
+from loadmaster.executor.memory.implementations.loss_reduction import Chain
 
 NONE, MEAN, SUM = range(3)  # PyTorch's numbers for the reductions
 FORWARD_OF: dict[object, object] = {
@@ -99,7 +102,6 @@ class Match:
 
     @property
     def product(self) -> fx.Node:
-        """The matrix product of the linear layer."""
         return self.behind.product
 
     @property
@@ -107,8 +109,7 @@ class Match:
         """Operands of the layer: hidden [rows, width], weight [width, classes], bias."""
         args = self.product.args
         bias, hidden, weight = args if self.product.target is aten.addmm.default else (self.behind.added, *args)
-        assert isinstance(hidden, fx.Node)
-        assert isinstance(weight, fx.Node)
+        assert isinstance(hidden, fx.Node) and isinstance(weight, fx.Node)
         assert bias is None or isinstance(bias, fx.Node)
         return hidden, weight, bias
 
@@ -117,9 +118,7 @@ def find(loss_backward: fx.Node) -> Match | None:
     """The occurrence that this backward of an nll_loss belongs to, or None."""
     upstream, probabilities, *plain, total = loss_backward.args
     reduction = plain[2]
-    assert isinstance(upstream, fx.Node)
-    assert isinstance(probabilities, fx.Node)
-    assert isinstance(reduction, int)
+    assert isinstance(upstream, fx.Node) and isinstance(probabilities, fx.Node) and isinstance(reduction, int)
     behind = _behind(probabilities, plain[0])
     if behind is None:
         return None
@@ -287,8 +286,7 @@ def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
     if len(nll) != 1 or nll[0].target is not aten.mul.Scalar or nll[0].args[0] is not match.chain.value:
         return None
     kept = nll[0].args[1]
-    assert isinstance(share, float | int)
-    assert isinstance(kept, float | int)
+    assert isinstance(share, float | int) and isinstance(kept, float | int)
     smoothing = share * match.product.meta["val"].shape[1]
     if not math.isclose(kept + smoothing, 1.0, abs_tol=1e-9) or len(match.chain.value.users) != 1:
         return None

@@ -9,21 +9,14 @@ from torch import fx
 from loadmaster.executor.memory.implementations.cross_entropy import (
     MIN_ROWS,
     default_chunks,
-    exact,
     linear_cross_entropy,
+    scaled,
 )
-from loadmaster.executor.memory.implementations.cross_entropy_match import (
-    FORWARD_OF,
-    MEAN,
-    TRANSPOSE,
-    Match,
-    find,
-)
-from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
+from loadmaster.executor.memory.implementations.cross_entropy_match import FORWARD_OF, MEAN, TRANSPOSE, Match, find
 from loadmaster.executor.memory.implementations.emitting import aten, call
-from loadmaster.executor.memory.implementations.logit_maps import by_tensor
+from loadmaster.executor.memory.implementations.kernels import exact
+from loadmaster.executor.memory.implementations.logit_path import BACKWARD_STEPS, STEPS, by_tensor, laid_out
 from loadmaster.executor.memory.implementations.loss_reduction import number, row_weights, without_dropped
-from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, laid_out
 from loadmaster.executor.memory.implementations.z_loss import ZLoss
 from loadmaster.executor.torch_private.operators import overload_of
 
@@ -33,22 +26,19 @@ def chunk_cross_entropy(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in FORWARD_OF:
             match = find(node)
-            if match is not None and _is_worthwhile(match):
+            if match is None:
+                continue
+            rows, classes = match.product.meta["val"].shape
+            width = match.operands[0].meta["val"].shape[1]
+            if classes > width and rows > max(MIN_ROWS, 2 * width):
                 _replace(graph, match)
-
-
-def _is_worthwhile(match: Match) -> bool:
-    rows, classes = match.product.meta["val"].shape
-    width = match.operands[0].meta["val"].shape[1]
-    return bool(classes > width and rows > max(MIN_ROWS, 2 * width))
 
 
 def _replace(graph: fx.Graph, match: Match) -> None:
     hidden, weight, bias = match.operands
     behind, chain = match.behind, match.chain
     _, targets, class_weights, _, ignored = match.loss_forward.args
-    assert isinstance(targets, fx.Node)
-    assert isinstance(ignored, int)
+    assert isinstance(targets, fx.Node) and isinstance(ignored, int)
     of_layer = match.weight_gradients or match.bias_gradients or (match.scale_gradient is not None and bias is not None)
     dtype, precise = chain.value.meta["val"].dtype, exact(hidden.meta["val"].dtype)
     with graph.inserting_before(chain.value):

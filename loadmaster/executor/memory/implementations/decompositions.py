@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
-from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
+from loadmaster.executor.memory.implementations.cross_entropy import scaled
 from loadmaster.executor.memory.implementations.dropout import mixed, scale_and_threshold, seeded_dropout
-from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply, normalize
+from loadmaster.executor.memory.implementations.kernels import exact
 from loadmaster.executor.memory.implementations.masks import (
     BITS,
     empty_mask,
@@ -26,7 +25,14 @@ from loadmaster.executor.memory.implementations.masks import (
     packed_dim,
     packed_size,
 )
-from loadmaster.executor.memory.implementations.norm_inverse import MESSAGE, invert, norm_input
+from loadmaster.executor.memory.implementations.norms import (
+    MESSAGE,
+    batch_norm_apply,
+    invert,
+    layer_norm_apply,
+    norm_input,
+    normalize,
+)
 from loadmaster.executor.memory.implementations.pooling import pool_offsets
 from loadmaster.executor.torch_private.inductor import inductor_config
 from loadmaster.executor.torch_private.operators import OpOverload, assert_async, overload_of
@@ -117,14 +123,8 @@ def _masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     return _laid_out(gradient.where(inside.view(gradient.shape), 0), torch.empty_like(gradient))
 
 
-def _pool_offsets(
-    indices: Tensor,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def _pool_offsets(indices: Tensor, width: int, *window: Sequence[int]) -> Tensor:
+    kernel, stride, padding, dilation = window
     index = indices.to(torch.int32)
     top = (torch.arange(indices.shape[-2], dtype=torch.int32, device=indices.device) * stride[0] - padding[0])[:, None]
     left = torch.arange(indices.shape[-1], dtype=torch.int32, device=indices.device) * stride[1] - padding[1]
@@ -139,13 +139,13 @@ def _seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
+    precise = exact(x.dtype)
 
     def per_channel(values: Tensor) -> Tensor:
-        return values.to(exact).view(-1, *(1,) * (x.dim() - 2))
+        return values.to(precise).view(-1, *(1,) * (x.dim() - 2))
 
     # In the order of the compiler's own BatchNorm, so that the second computation gives the bits of the first.
-    result = (x.to(exact) - per_channel(mean)) * per_channel(rstd)
+    result = (x.to(precise) - per_channel(mean)) * per_channel(rstd)
     if weight is not None:
         result = result * per_channel(weight)
     if bias is not None:
@@ -158,20 +158,12 @@ def _scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return _laid_out(result, x.new_empty(x.shape, dtype=dtype))
 
 
-def _layer_norm_apply(
-    x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    return _laid_out(normalize(x, mean, rstd, weight, bias).to(x.dtype), x.new_empty(x.shape))
+def _layer_norm_apply(x: Tensor, *rest: Tensor | None) -> Tensor:
+    return _laid_out(normalize(x, *rest).to(x.dtype), x.new_empty(x.shape))
 
 
-def _norm_input(
-    output: Tensor,
-    mean: Tensor | None,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    smallest_weight: float,
-) -> Tensor:
+def _norm_input(output: Tensor, *rest: Any) -> Tensor:
+    mean, rstd, weight, bias, smallest_weight = rest
     if weight is not None:
         assert_async((weight.abs() >= smallest_weight).all(), MESSAGE)
     return _laid_out(invert(output, mean, rstd, weight, bias).to(output.dtype), torch.empty_like(output))

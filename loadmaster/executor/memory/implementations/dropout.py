@@ -15,9 +15,15 @@ from torch import Tensor, fx
 
 from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call
-from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.kernels import (
+    CHUNK,
+    chunks,
+    has_kernels,
+    kernels,
+    like_first,
+    row_major_bytes,
+)
 from loadmaster.executor.steps.layouts import dense_bytes
 from loadmaster.executor.steps.places import inherit
 from loadmaster.executor.torch_private.operators import overload_of
@@ -63,7 +69,7 @@ def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
     Args:
         x: any shape; elements are numbered in row-major order.
-        seed: int64 scalar on the same device.
+        seed: int64 [] on the same device.
         p: probability of dropping an element, 0 <= p <= 1.
 
     Returns:
@@ -78,20 +84,16 @@ def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     flat = result.view(-1).mul_(scale)
     for part in chunks(x.numel()):
         flat[part].mul_(kept(seed, part, p))
-    return laid_out_like(result, x)
+    return result if x.is_contiguous() else torch.empty_like(x).copy_(result)
 
 
-@seeded_dropout.register_fake
-def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
+def _workspace(x: Tensor, *_: object) -> int:
     if has_kernels(x.device):
         return dense_bytes(x)
-    return row_major_bytes(x) + chunk_bytes(x, 5 * torch.int64.itemsize)
+    return row_major_bytes(x) + min(x.numel(), CHUNK) * 5 * torch.int64.itemsize
 
 
+seeded_dropout.register_fake(like_first)
 register_workspace(overload_of(seeded_dropout), _workspace)
 register_limits(overload_of(seeded_dropout), lambda _: {})  # any seed will do
 
@@ -105,8 +107,7 @@ def seed_dropout(graph: fx.Graph) -> None:
 
 def _replace(graph: fx.Graph, dropout: fx.Node) -> None:
     x, p = dropout.args[0], dropout.args[1]
-    assert isinstance(x, fx.Node)
-    assert isinstance(p, int | float)
+    assert isinstance(x, fx.Node) and isinstance(p, int | float)
     results = [user for user in dropout.users if user.args[1] == 0]
     masks = [user for user in dropout.users if user.args[1] == 1]
     backwards = [user for mask in masks for user in mask.users]

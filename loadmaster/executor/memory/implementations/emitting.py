@@ -60,3 +60,9 @@ def readers(node: fx.Node, through: Collection[object], passed: list[fx.Node]) -
 def calls(joint: fx.GraphModule, op: Any) -> list[fx.Node]:
     """All calls of an operator, in graph order."""
     return [n for n in joint.graph.nodes if n.op == "call_function" and n.target is op]
+
+
+def as_integers(argument: object, count: int) -> list[int]:
+    """Integers of an argument with one for each dimension, where a single one stands for all ``count``."""
+    assert isinstance(argument, list | tuple)
+    return [int(v) for v in argument] * (count if len(argument) == 1 else 1)

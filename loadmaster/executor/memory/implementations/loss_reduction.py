@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, call, source
-from loadmaster.executor.memory.implementations.loss_rows import VIEWS
+from loadmaster.executor.memory.implementations.logit_path import VIEWS
 
 _PRODUCTS = frozenset({aten.mul.Tensor, aten.mul.Scalar})
 _QUOTIENTS = frozenset({aten.div.Tensor, aten.div.Scalar})

@@ -16,7 +16,7 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels, like_first
 from loadmaster.executor.steps.layouts import dense, dense_bytes, ordered_strides
 from loadmaster.executor.torch_private.operators import overload_of
 
@@ -89,11 +89,6 @@ def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
     return mask
 
 
-@pack_inside.register_fake
-def _(x: Tensor, low: float, high: float | None = None) -> Tensor:
-    return empty_mask(x)
-
-
 @torch.library.custom_op("loadmaster::masked_gradient", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     """The gradient where the element's bit is set, zero elsewhere.
@@ -115,11 +110,6 @@ def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     return result
 
 
-@masked_gradient.register_fake
-def _(gradient: Tensor, mask: Tensor) -> Tensor:
-    return torch.empty_like(gradient)
-
-
 def _mask_bytes(x: Tensor) -> int:
     return x.numel() // BITS + BITS
 
@@ -135,6 +125,8 @@ def _masked_workspace(gradient: Tensor, mask: Tensor) -> int:
     return dense_bytes(gradient) + (0 if same else mask.numel())
 
 
+pack_inside.register_fake(lambda x, *_: empty_mask(x))
+masked_gradient.register_fake(like_first)
 register_workspace(overload_of(pack_inside), _pack_workspace)
 register_workspace(overload_of(masked_gradient), _masked_workspace)
 register_limits(overload_of(masked_gradient), lambda _: {})  # each bit of the mask may be either
@@ -148,9 +140,7 @@ def expect_fitting(gradient: Tensor, mask: Tensor) -> None:
     """
     expected = packed_shape(gradient.shape)
     if mask.dtype != torch.uint8 or list(mask.shape) != expected:
-        raise InputError(
-            "mask",
-            (tuple(mask.shape), str(mask.dtype)),
-            f"does not fit a gradient of shape {tuple(gradient.shape)}",
-            f"Pass the uint8 {expected} that pack_inside made from a tensor of that shape.",
-        )
+        found = (tuple(mask.shape), str(mask.dtype))
+        problem = f"does not fit a gradient of shape {tuple(gradient.shape)}"
+        remedy = f"Pass the uint8 {expected} that pack_inside made from a tensor of that shape."
+        raise InputError("mask", found, problem, remedy)

@@ -4,7 +4,7 @@ The input is recovered in front of PyTorch's own backward operator, which divide
 are offered as they are. With a weight it is a choice of your own, since nobody can promise at capture that training
 keeps every weight away from zero (some models start there): register :class:`NormFromOutput` with the smallest weight
 that you accept. The step then checks it every time and refuses to go on with wrong gradients; precision falls with
-|bias / weight|, as :func:`~loadmaster.executor.memory.implementations.norm_inverse.norm_input` says.
+|bias / weight|, as :func:`~loadmaster.executor.memory.implementations.norms.norm_input` says.
 
 RMSNorm is meant where it is one operator (``aten._fused_rms_norm``). Where PyTorch spells it out, its backward is many
 nodes, none of which could be replaced alone; the plan keeps or recomputes what they read instead.
@@ -19,9 +19,8 @@ from torch import fx
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.emitting import aten, call, source, with_strides_of
-from loadmaster.executor.memory.implementations.norm_inverse import norm_input
-from loadmaster.executor.memory.implementations.nothing_encoded import NothingEncoded
-from loadmaster.executor.memory.implementations.registry import Site, Value
+from loadmaster.executor.memory.implementations.norms import norm_input
+from loadmaster.executor.memory.implementations.registry import NothingEncoded, Site, Value
 from loadmaster.executor.torch_private.operators import overload_of
 
 # Backward operator: positions of input, mean, rstd, weight among its arguments, and whether statistics are per channel.
@@ -81,7 +80,6 @@ class NormFromOutput(NothingEncoded):
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """PyTorch's own backward operator on the recovered input."""
         backward = site.backward
         x, *positions, weight, per_channel = _BACKWARD[backward.target]
         output = site.sources[0]

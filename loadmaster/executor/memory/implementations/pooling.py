@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from loadmaster.executor.costs.fills import below, zeros
 from loadmaster.executor.costs.limits import register_limits
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
+from loadmaster.executor.memory.implementations.emitting import as_integers, aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Site, Value
 from loadmaster.executor.steps.layouts import dense_bytes
@@ -23,8 +23,10 @@ BACKWARD = aten.max_pool2d_with_indices_backward.default
 WINDOW_LIMIT = 256  # offsets are one byte
 
 
-def _corner(length: int, stride: int, padding: int, device: torch.device) -> Tensor:
-    return torch.arange(length, device=device) * stride - padding
+def _corners(pooled: Tensor, stride: Sequence[int], padding: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Rows [OH, 1] and columns [OW] of the input where the windows of results [..., OH, OW] begin."""
+    top, left = (torch.arange(pooled.shape[d], device=pooled.device) * stride[d] - padding[d] for d in (-2, -1))
+    return top.unsqueeze(1), left
 
 
 @torch.library.custom_op("loadmaster::pool_offsets", mutates_args=(), tags=(torch.Tag.flexible_layout,))
@@ -49,36 +51,21 @@ def pool_offsets(
     if has_kernels(indices.device):
         offsets: Tensor = kernels().pool_offsets(indices, width, kernel, stride, padding, dilation)
         return offsets
-    top = _corner(indices.shape[-2], stride[0], padding[0], indices.device).unsqueeze(1)
-    left = _corner(indices.shape[-1], stride[1], padding[1], indices.device)
+    top, left = _corners(indices, stride, padding)
     row = (indices // width).sub_(top).floor_divide_(dilation[0]).mul_(kernel[1])
     row += (indices % width).sub_(left).floor_divide_(dilation[1])
     return row.to(torch.uint8)
 
 
 @pool_offsets.register_fake
-def _(
-    indices: Tensor,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def _(indices: Tensor, *_: object) -> Tensor:
     return torch.empty_like(indices, dtype=torch.uint8)
 
 
-def pool_indices(
-    offsets: Tensor,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    """The int64 indices that :func:`pool_offsets` was made from."""
-    top = _corner(offsets.shape[-2], stride[0], padding[0], offsets.device).unsqueeze(1)
-    left = _corner(offsets.shape[-1], stride[1], padding[1], offsets.device)
+def pool_indices(offsets: Tensor, width: int, *window: Sequence[int]) -> Tensor:
+    """The int64 indices that :func:`pool_offsets` was made from, with the same arguments."""
+    kernel, stride, padding, dilation = window
+    top, left = _corners(offsets, stride, padding)
     # A maximum is never in the padding; offsets made up for measuring may be, and must not become negative indices,
     # which the operator that takes them does not check.
     row = (offsets // kernel[1]).to(torch.int64).mul_(dilation[0]).add_(top).clamp_(min=0)
@@ -103,13 +90,12 @@ def pool_offset_backward(
         gradient: [..., OH, OW].
         offsets: uint8 [..., OH, OW] from :func:`pool_offsets`.
         height, width: H and W of the pool's input.
-        kernel, stride, padding, dilation, ceil_mode: of the pool.
 
     Returns:
         [..., H, W], channels last where the gradient is, else row-major.
     """
     if has_kernels(gradient.device):
-        result = _input_gradient(gradient, height, width)
+        result = _input_gradient(gradient, offsets, height, width)
         kernels().pool_offset_backward(gradient, offsets, result, kernel, stride, padding, dilation)
         return result
     indices = pool_indices(offsets, width, kernel, stride, padding, dilation).contiguous()
@@ -121,22 +107,7 @@ def pool_offset_backward(
     return made.contiguous(memory_format=suggest_memory_format(gradient))
 
 
-@pool_offset_backward.register_fake
-def _(
-    gradient: Tensor,
-    offsets: Tensor,
-    height: int,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> Tensor:
-    return _input_gradient(gradient, height, width)
-
-
-def _input_gradient(gradient: Tensor, height: int, width: int) -> Tensor:
+def _input_gradient(gradient: Tensor, offsets: Tensor, height: int, width: int, *_: object) -> Tensor:
     shape = (*gradient.shape[:-2], height, width)
     layout = suggest_memory_format(gradient)
     return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
@@ -157,6 +128,7 @@ def _backward_workspace(gradient: Tensor, offsets: Tensor, height: int, width: i
     return indices + max(result, gradient.numel()) * gradient.element_size()
 
 
+pool_offset_backward.register_fake(_input_gradient)
 register_workspace(overload_of(pool_offsets), _offsets_workspace)
 register_workspace(overload_of(pool_offset_backward), _backward_workspace)
 register_limits(overload_of(pool_offsets), lambda a: {"indices": below(int(a["width"]))})
@@ -173,46 +145,24 @@ class MaxPoolFromOffsets:
         found = []
         for backward in calls(joint, BACKWARD):
             parent = source(backward.args[7])
-            window = _pairs(backward)[0]
-            if parent is not None and window[0] * window[1] <= WINDOW_LIMIT and "val" in parent.meta:
+            kernel = _window(backward)[0]
+            if parent is not None and kernel[0] * kernel[1] <= WINDOW_LIMIT and "val" in parent.meta:
                 found.append(Site(backward, parent=parent))
         return found
 
     def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
-        """The offsets, from the indices."""
         assert site.parent is not None
-        _, width = _plane(site.backward)
-        return call(graph, overload_of(pool_offsets), value(site.parent), width, *_pairs(site.backward))
+        width = int(site.backward.meta["val"].shape[-1])
+        return call(graph, overload_of(pool_offsets), value(site.parent), width, *_window(site.backward))
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """The gradient of the pool's input."""
         backward = site.backward
-        gradient, ceil_mode = backward.args[0], backward.args[6]
-        assert isinstance(gradient, fx.Node)
-        node = call(
-            graph,
-            overload_of(pool_offset_backward),
-            value(gradient),
-            encoded,
-            *_plane(backward),
-            *_pairs(backward),
-            ceil_mode,
-        )
-        return with_strides_of(graph, node, backward)
+        plane = map(int, backward.meta["val"].shape[-2:])
+        arguments = (value(site.gradient), encoded, *plane, *_window(backward), backward.args[6])
+        return with_strides_of(graph, call(graph, overload_of(pool_offset_backward), *arguments), backward)
 
 
-def _plane(backward: fx.Node) -> tuple[int, int]:
-    height, width = backward.meta["val"].shape[-2:]
-    return int(height), int(width)
-
-
-def _pairs(backward: fx.Node) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Kernel, stride, padding and dilation as (height, width); a missing stride is the kernel, as in PyTorch."""
-    kernel, stride, padding, dilation = (_pair(argument) for argument in backward.args[2:6])
-    return kernel, stride or kernel, padding, dilation
-
-
-def _pair(argument: object) -> list[int]:
-    assert isinstance(argument, list | tuple)
-    values = [int(v) for v in argument]
-    return values * 2 if len(values) == 1 else values
+def _window(backward: fx.Node) -> list[list[int]]:
+    """Kernel, stride, padding and dilation as [height, width]; a missing stride is the kernel, as in PyTorch."""
+    kernel, stride, padding, dilation = (as_integers(argument, 2) for argument in backward.args[2:6])
+    return [kernel, stride or kernel, padding, dilation]

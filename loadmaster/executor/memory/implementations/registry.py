@@ -1,10 +1,9 @@
-"""The registry of implementations: other ways to compute a backward operator, or to compute a result again.
+"""The registry of implementations: other ways to compute a backward operator.
 
 A *backward alternative* computes what a node of the joint forward-backward graph computes, from something smaller
 or cheaper to keep: the sign bits of a ReLU instead of its output, 8-bit offsets instead of the 64-bit indices of a
-max-pool. A *recompute* is a cheaper way to compute a forward result a second time. The planner chooses between
-them by cost. What one saves follows from the shapes; what it costs is measured, or estimated from the bytes that it
-moves and from what you say with ``torch.utils.flop_counter.register_flop_formula`` and
+max-pool. The planner chooses by cost. What one saves follows from the shapes; what it costs is measured, or estimated
+from the bytes that it moves and from what you say with ``torch.utils.flop_counter.register_flop_formula`` and
 :func:`loadmaster.executor.costs.workspace.register_workspace`. Write your own by following
 :class:`BackwardAlternative` and hand it to :func:`register`.
 """
@@ -38,6 +37,13 @@ class Site:
     parent: fx.Node | None = None
 
     @property
+    def gradient(self) -> fx.Node:
+        """The gradient that the backward node turns into another: its first argument."""
+        gradient = self.backward.args[0]
+        assert isinstance(gradient, fx.Node)
+        return gradient
+
+    @property
     def reads(self) -> tuple[fx.Node, ...]:
         """Forward nodes that it reads: the sources and the parent."""
         return self.sources if self.parent is None else (*self.sources, self.parent)
@@ -65,28 +71,44 @@ class BackwardAlternative(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Recompute:
-    """A cheaper way to compute ``node`` a second time.
+class NothingEncoded:
+    """Base class of alternatives that read kept or recomputed results as they are: their sites have no parent."""
 
-    Attributes:
-        name: what the recomputation is called in plans.
-        node: the forward node.
-        sources: forward nodes that it reads. Those that are not inputs of the original operator (saved statistics,
-            a seed) are small and must be kept from the forward pass, never recomputed.
-        emit: emits the nodes that compute ``node`` again, and returns the last of them.
-    """
+    def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
+        """Raise an AssertionError: there is nothing to encode."""
+        raise AssertionError(f"{type(self).__name__} encodes nothing")
 
-    name: str
-    node: fx.Node
-    sources: tuple[fx.Node, ...]
-    emit: Callable[[fx.Graph, Value], fx.Node]
-
-
-RecomputeRule = Callable[[fx.Node], Recompute | None]
 
 _alternatives: dict[str, BackwardAlternative] = {}
-_recomputes: dict[str, RecomputeRule] = {}
+
+
+@dataclass(frozen=True)
+class ImplementationFilter:
+    """The implementations that plans may choose from, next to those of PyTorch's own graph; all by default.
+
+    For ablations, and for a model where one of them is not wanted. The operators of a step follow from it, and their
+    fingerprint with them: a plan is refused where the filter is another than at its capture, if that changes any
+    choice. Recomputation from saved statistics or seeds is not a choice, and stays.
+
+    Attributes:
+        exclude: names of registered alternatives to leave out.
+        inline: whether a fused backward operator may compute the elementwise forward results that it reads again
+            inside itself, from their inputs (Inductor only).
+    """
+
+    exclude: tuple[str, ...] = ()
+    inline: bool = True
+
+    def alternatives(self) -> tuple[BackwardAlternative, ...]:
+        """The registered alternatives that are left.
+
+        Raises:
+            InputError: a name to leave out is not registered.
+        """
+        return alternatives(self.exclude)
+
+
+EVERYTHING = ImplementationFilter()
 
 
 def register(alternative: BackwardAlternative) -> None:
@@ -96,19 +118,11 @@ def register(alternative: BackwardAlternative) -> None:
         InputError: it lacks a method, or another one has its name.
     """
     if not isinstance(alternative, BackwardAlternative):
-        raise InputError(
-            "alternative",
-            alternative,
-            "is not a backward alternative",
-            "Give it a name and the methods sites, encode and emit.",
-        )
+        remedy = "Give it a name and the methods sites, encode and emit."
+        raise InputError("alternative", alternative, "is not a backward alternative", remedy)
     if not alternative.name or alternative.name in _alternatives:
-        raise InputError(
-            "alternative.name",
-            alternative.name,
-            "is empty or already registered",
-            "Choose another name, or unregister the first one.",
-        )
+        remedy = "Choose another name, or unregister the first one."
+        raise InputError("alternative.name", alternative.name, "is empty or already registered", remedy)
     _alternatives[alternative.name] = alternative
 
 
@@ -131,30 +145,6 @@ def alternatives(exclude: Collection[str] = ()) -> tuple[BackwardAlternative, ..
     for name in exclude:
         _expect_known(name, "exclude")
     return tuple(a for name, a in _alternatives.items() if name not in exclude)
-
-
-def register_recompute(name: str, rule: RecomputeRule) -> None:
-    """Add a rule that finds a cheaper recomputation of a node, or None.
-
-    Raises:
-        InputError: another rule has this name.
-    """
-    if not name or name in _recomputes:
-        raise InputError("name", name, "is empty or already registered", "Choose another name.")
-    _recomputes[name] = rule
-
-
-def recompute_node(node: fx.Node) -> Recompute | None:
-    """Find a cheaper way to compute this forward node a second time; None: run the node itself again.
-
-    Where this is not None the node must only be computed again through it: running the operator itself again would
-    repeat its side effects (the running statistics of BatchNorm).
-    """
-    for rule in _recomputes.values():
-        found = rule(node)
-        if found is not None:
-            return found
-    return None
 
 
 def _expect_known(name: str, field: str) -> None:

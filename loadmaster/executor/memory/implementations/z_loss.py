@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, readers, source
-from loadmaster.executor.memory.implementations.logit_maps import is_map
+from loadmaster.executor.memory.implementations.logit_path import STEPS, Step, added_row, is_map, steps_to
 from loadmaster.executor.memory.implementations.loss_reduction import Chain
-from loadmaster.executor.memory.implementations.loss_rows import STEPS, Step, added_row, steps_to
 
 
 @dataclass
@@ -96,8 +95,7 @@ def _softmax(logits: fx.Node, logsumexp: fx.Node) -> tuple[fx.Node, fx.Node, lis
         spread = product.args[0]
         if product.target is not aten.mul.Tensor or product.args[1] is not exp or not _spreads(spread):
             return None
-        assert isinstance(normalizer, fx.Node)
-        assert isinstance(spread, fx.Node)
+        assert isinstance(normalizer, fx.Node) and isinstance(spread, fx.Node)
         upstream = spread.args[0]
         assert isinstance(upstream, fx.Node)
         return product, upstream, [normalizer, shifted, exp, product, spread]

@@ -23,7 +23,7 @@ from typing import Any
 import networkx as nx
 from torch import fx
 
-from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
+from loadmaster.executor.memory.implementations.passes import DRAWN_FIRST
 from loadmaster.executor.memory.operators.fusion import is_elementwise, is_fusible, is_gather, is_softmax_of_rows
 from loadmaster.executor.steps.step_graph import StepGraph, is_mutating, is_random
 from loadmaster.executor.torch_private.tracing import codegen_of

@@ -42,7 +42,6 @@ class Emitter:
         return views[node]
 
     def run(self, node: fx.Node) -> None:
-        """Run a compute node as it stands."""
         self.bind(node, self.graph.node_copy(node, self.value))
 
     def bind(self, node: fx.Node, new: fx.Node) -> None:
@@ -56,7 +55,6 @@ class Emitter:
                 self.held[root] = element
 
     def encode(self, group: ForwardGroup) -> fx.Node:
-        """Emit an operator that encodes another operator's result."""
         assert group.encoding is not None
         alternative, site = group.encoding.alternative, group.encoding.site
         self.encoded[group.id] = alternative.encode(self.graph, site, self.value)
@@ -71,10 +69,9 @@ class Emitter:
             if again is None:
                 self.run(node)
                 continue
-            for recompute in again:
-                new = recompute.emit(self.graph, self.value)
-                self.forget(recompute.node)
-                self.held[recompute.node] = new
+            new = again.emit(self.graph, self.value)
+            self.forget(again.node)
+            self.held[again.node] = new
         for node in group.nodes[:-1]:
             for root in self.step_graph.results[node]:
                 if root not in group.results and root not in self.operators.pinned:
@@ -97,7 +94,6 @@ class Emitter:
         self._views.clear()
 
     def forget(self, root: fx.Node) -> None:
-        """Drop a value and its views."""
         self.held.pop(root, None)
         self._views.pop(root, None)
 

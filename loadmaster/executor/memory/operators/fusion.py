@@ -6,6 +6,13 @@ needs it, so a fused kernel reads the run's inputs and writes its results. Long 
 once do reach memory, and so does what is added up by index. A reduction across rows (the statistics of BatchNorm, the
 gradient of a bias) ends a kernel, for every element must be seen before the first result is known; a reduction along
 rows that fit a block (LayerNorm, softmax) does not.
+
+Inductor lets a kernel that it generates write a result over an input that nothing reads later: of the same size, and
+read element for element where the result is written. Plans that count both tensors ask for up to a third more than a
+step of large convolutions takes: its ReLUs and normalizations write over what the convolutions made. So a forward
+operator says which one it can write over (``in_place`` of the problem), and a replayed run counts a gradient and the
+one that takes its place once. Nothing has to be emitted for it: an overwritten value that is read again is not
+overwritten.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from torch import fx
 
 from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, is_atomic, tensors, value_bytes, value_of
 from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.memory.operators.groups import ForwardGroup
 from loadmaster.executor.steps.step_graph import StepGraph, readers_of
 from loadmaster.executor.torch_private.operators import OpOverload
 
@@ -59,63 +67,28 @@ ACROSS_ROWS = frozenset(
 )
 """Operators that reduce across rows inside, whether or not anybody reads the statistics."""
 
+_TWICE = ROW_LOCAL | ACROSS_ROWS
+"""Operators that need statistics of what they read before they read it."""
+
 _ALSO_FUSIBLE = frozenset(
-    {
-        "_to_copy",
-        "copy",
-        "hardtanh_backward",
-        "hardswish_backward",
-        "leaky_relu_backward",
-        "elu_backward",
-        "softplus_backward",
-        "cat",
-        "stack",
-        "slice_backward",
-        "select_backward",
-        "slice_scatter",
-        "select_scatter",
-        "constant_pad_nd",
-        "full",
-        "full_like",
-        "zeros",
-        "zeros_like",
-        "ones_like",
-        "new_zeros",
-        "new_full",
-        "new_ones",
-        "new_empty_strided",
-        "arange",
-        "scalar_tensor",
-        "repeat",
-        "gather",
-        "index",
-        "_unsafe_index",
-        "embedding",
-        "flip",
-        "roll",
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
-        "native_batch_norm_backward",
-        "native_layer_norm",
-        "native_layer_norm_backward",
-        "native_group_norm",
-        "native_group_norm_backward",
-        "_fused_rms_norm",
-        "_fused_rms_norm_backward",
-        "_softmax",
-        "_safe_softmax",
-        "_log_softmax",
-        "_softmax_backward_data",
-        "_log_softmax_backward_data",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-        "var_mean",
-        "avg_pool2d",
-        "_adaptive_avg_pool2d",
-        "_adaptive_avg_pool2d_backward",
-        "upsample_nearest2d",
-    }
+    (
+        # Copies, and elements moved or chosen.
+        *("_to_copy", "copy", "cat", "stack", "repeat", "gather", "index", "_unsafe_index", "embedding", "flip"),
+        *("roll", "slice_backward", "select_backward", "slice_scatter", "select_scatter", "constant_pad_nd"),
+        # Created.
+        *("full", "full_like", "zeros", "zeros_like", "ones_like", "new_zeros", "new_full", "new_ones"),
+        *("new_empty_strided", "arange", "scalar_tensor"),
+        # Activations.
+        *("hardtanh_backward", "hardswish_backward", "leaky_relu_backward", "elu_backward", "softplus_backward"),
+        # Normalizations and softmaxes.
+        *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+        *("native_batch_norm_backward", "native_layer_norm", "native_layer_norm_backward", "native_group_norm"),
+        *("native_group_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "var_mean"),
+        *("_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
+        # Losses and pools.
+        *("nll_loss_forward", "nll_loss2d_forward", "avg_pool2d", "_adaptive_avg_pool2d"),
+        *("_adaptive_avg_pool2d_backward", "upsample_nearest2d"),
+    )
 )
 
 
@@ -124,9 +97,7 @@ def is_fusible(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or flops(node):
         return False
-    if target in decompositions() or target in FREE:
-        return True
-    if is_atomic(node):
+    if target in decompositions() or target in FREE or is_atomic(node):
         return True
     if torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags:
         return True
@@ -179,16 +150,11 @@ def written_anyway(step_graph: StepGraph, read_elsewhere: Collection[fx.Node]) -
                 read |= loads.get(root, {root})
         readers = readers_of(node) & step_graph.results.keys()
         is_long = len(own) > MOST_NODES or len(read) > MOST_LOADS
-        if is_long and (len(readers) > 1 or any(map(_reads_twice, readers))):
+        if is_long and (len(readers) > 1 or any(r.target in _TWICE for r in readers)):
             found.add(node)
         elif node not in read_elsewhere:
             expressions[node], loads[node] = own, read
     return found
-
-
-def _reads_twice(node: fx.Node) -> bool:
-    """Return whether the node needs statistics of what it reads before it reads it."""
-    return node.target in ROW_LOCAL or node.target in ACROSS_ROWS
 
 
 def is_created(node: fx.Node) -> bool:
@@ -221,7 +187,6 @@ def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection
     """Count the bytes that a fused run moves, and its kernels.
 
     Args:
-        step_graph: the graph.
         nodes: fusible compute nodes, in order.
         written: roots made by them that are read elsewhere.
     """
@@ -282,3 +247,84 @@ def _along_rows(node: fx.Node) -> bool:
     positions = sorted(d % source.dim() for d in dims if isinstance(d, int))
     trailing = positions == list(range(source.dim() - len(positions), source.dim()))
     return trailing and math.prod(source.shape[p] for p in positions) <= ROW_LIMIT
+
+
+def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: Collection[fx.Node]) -> dict[int, int]:
+    """Map each forward operator to the one whose result it can write its own over, where there is any.
+
+    Args:
+        wanted: roots that some way of running the backward pass reads. One that none reads is written over rather,
+            and of equal ones the latest, which is the cheapest to have again.
+    """
+    returned = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
+    found: dict[int, int] = {}
+    for f in groups:
+        if len(f.results) != 1:
+            continue
+        usable = [
+            (read in wanted, -i)
+            for i in f.inputs
+            for read in groups[i].results
+            if len(groups[i].results) == 1
+            and read not in returned
+            and takes_over(step_graph, f.nodes, read, f.results[0])
+        ]
+        if usable:
+            found[f.id] = -min(usable)[1]
+    return found
+
+
+def shared_bytes(
+    step_graph: StepGraph, step: Sequence[fx.Node], written: Collection[fx.Node], dying: Sequence[fx.Node]
+) -> int:
+    """Bytes of the results that a fused step writes over inputs, each over one of its own.
+
+    Args:
+        written: roots that the step makes and that reach memory.
+        dying: roots that nothing reads after the step.
+    """
+    left = list(dying)
+    shared = 0
+    for result in written:
+        place = next((i for i, root in enumerate(left) if takes_over(step_graph, step, root, result)), None)
+        if place is not None:
+            shared += step_graph.bytes_of(left.pop(place))
+    return shared
+
+
+def takes_over(step_graph: StepGraph, step: Sequence[fx.Node], read: fx.Node, written: fx.Node) -> bool:
+    """Return whether a fused step can write one root over another: of one size, every operator goes element by element,
+    up to statistics, and all that is as large goes through memory in one order."""
+    sources, results = ([*tensors(root.meta.get("val"))] for root in (read, written))
+    if len(sources) != 1 or len(results) != 1 or not _alike(sources[0], results[0]):
+        return False
+    if read not in step_graph.reads(step):
+        return False
+    arguments = {a for n in step for a in n.all_input_nodes}
+    return all(_in_order(step_graph, a, sources[0]) for a in arguments) and all(map(_goes_by_element, step))
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = (one.numel(), one.dtype, one.device) == (other.numel(), other.dtype, other.device)
+    return same and (one.shape == other.shape or (_is_row_major(one) and _is_row_major(other)))
+
+
+def _in_order(step_graph: StepGraph, argument: fx.Node, source: torch.Tensor) -> bool:
+    """Return whether an argument is smaller than what is written over, or goes through memory as its root does: as a
+    view it does if both are row-major."""
+    found, root = tensors(argument.meta.get("val")), step_graph.roots[argument]
+    if root is argument or all(t.numel() < source.numel() for t in found):
+        return True
+    return all(_is_row_major(t) for n in (argument, root) for t in tensors(n.meta.get("val")))
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor stays row-major: a compiler makes those of four and five dimensions channels last."""
+    return tensor.is_contiguous() and tensor.dim() < 4
+
+
+def _goes_by_element(node: fx.Node) -> bool:
+    target = node.target
+    if is_elementwise(node) or target in ACROSS_ROWS or target in ROW_LOCAL:
+        return True
+    return isinstance(target, OpOverload) and torch.Tag.reduction in target.tags

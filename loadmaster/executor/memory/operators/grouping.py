@@ -16,19 +16,30 @@ from dataclasses import replace
 
 from torch import fx
 
-from loadmaster.executor.memory.implementations import registry
-from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
+from loadmaster.executor.memory.implementations.norms import recompute_node
+from loadmaster.executor.memory.implementations.passes import DRAWN_FIRST
+from loadmaster.executor.memory.implementations.registry import (
+    EVERYTHING,
+    BackwardAlternative,
+    ImplementationFilter,
+    Site,
+)
 from loadmaster.executor.memory.operators.backward_order import backward_order
 from loadmaster.executor.memory.operators.computed_inside import with_computed_inside
-from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible, written_anyway
+from loadmaster.executor.memory.operators.fusion import (
+    SMALL,
+    is_created,
+    is_elementwise,
+    is_fusible,
+    overwritable,
+    written_anyway,
+)
 from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
-from loadmaster.executor.memory.operators.in_place import overwritable
 from loadmaster.executor.steps.step_graph import StepGraph, is_collective, is_compute, is_mutating, is_random
 
 _SMALL_SHARE = 2000  # results below this share of all that the backward pass reads are not worth a decision
 
-OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
+OfferedSite = tuple[BackwardAlternative, Site]
 
 
 def group(
@@ -59,11 +70,8 @@ class _Grouping:
         backward = [n for n in compute if n not in step_graph.forward]
         self.backward_nodes = backward_order(step_graph, backward, fused=fused)
         self.place = {node: i for i, node in enumerate(self.backward_nodes)}
-        self.recomputes: dict[fx.Node, tuple[registry.Recompute, ...]] = {}
-        for node in self.forward_nodes:
-            found = tuple(r for root in step_graph.results[node] if (r := registry.recompute_node(root)) is not None)
-            if found:
-                self.recomputes[node] = found
+        roots = ((node, root) for node in self.forward_nodes for root in step_graph.results[node])
+        self.recomputes = {node: found for node, root in roots if (found := recompute_node(root)) is not None}
         self.sites: dict[fx.Node, list[OfferedSite]] = {}
         for alternative in implementations.alternatives():
             for site in alternative.sites(step_graph.module):
@@ -92,11 +100,11 @@ class _Grouping:
         kept = {roots[n] for n in self.step_graph.forward_outputs if isinstance(n, fx.Node)} | set(self.pinned)
         kept.update(roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node))
         kept.update(roots[s] for offered in self.sites.values() for _, site in offered for s in site.reads)
-        kept.update(roots[n] for again in self.recomputes.values() for r in again for n in (r.node, *r.sources))
+        kept.update(roots[n] for again in self.recomputes.values() for n in (again.node, *again.sources))
         kept |= written_anyway(self.step_graph, self.wanted)
         return with_computed_inside(self.step_graph, self._backward_runs(), kept)
 
-    def _is_inlining(self, site: registry.Site) -> bool:
+    def _is_inlining(self, site: Site) -> bool:
         """Return whether the alternative only reads what can be computed inside the operator anyway."""
         producers = [self.step_graph.producer(self.step_graph.roots[s]) for s in site.sources]
         return site.parent is None and self._is_cheap(producers)
@@ -117,12 +125,11 @@ class _Grouping:
             sizes = {r: self.step_graph.bytes_of(r) for r in self.step_graph.results[node]}
             largest = max(sizes.values(), default=0)
             found.update(dict.fromkeys(r for r, size in sizes.items() if r in read and size * SMALL <= largest))
-        for node, recomputes in self.recomputes.items():
+        for node, again in self.recomputes.items():
             own = set(self.step_graph.reads([node]))
-            sources = [self.step_graph.roots[s] for r in recomputes for s in r.sources]
+            sources = [self.step_graph.roots[s] for s in again.sources]
             kept = [r for r in sources if r not in own and not self.step_graph.is_resident(r)]
-            made = {r.node for r in recomputes}
-            kept += [r for r in self.step_graph.results[node] if r not in made]
+            kept += [r for r in self.step_graph.results[node] if r is not again.node]
             found.update(dict.fromkeys(kept))
         return tuple(found)
 
@@ -181,10 +188,10 @@ class _Grouping:
         for node in reversed(self.forward_nodes):
             head[node] = node
             # Statistics of a normalization are made once, whichever operator it is part of.
-            again = [r.node for r in self.recomputes.get(node, ())] if self.fused else []
+            own = (self.recomputes[node].node,) if self.fused and node in self.recomputes else step_graph.results[node]
             exposed = any(
                 r in outputs or r in self.pinned or (r in self.wanted and step_graph.bytes_of(r) > self.small_bytes)
-                for r in again or step_graph.results[node]
+                for r in own
             )
             heads = {head[reader] for reader in readers[node]}
             exposed = exposed or DRAWN_FIRST in node.meta or node in apart
@@ -235,11 +242,13 @@ class _Grouping:
             )
         return groups
 
-    def _with_derived(self, forward: list[ForwardGroup]) -> tuple[list[ForwardGroup], dict[registry.Site, int]]:
+    def _with_derived(self, forward: list[ForwardGroup]) -> tuple[list[ForwardGroup], dict[Site, int]]:
         """Put what is derived from an operator's result right after it, and renumber."""
         derived: dict[int, list[Encoding | fx.Node]] = {f.id: [] for f in forward}
         for f in forward:
-            parts = [r for r in f.results if self._is_part(r)]
+            # A large result that the backward pass alone reads is worth a decision of its own.
+            unread = [r for r in f.results if r not in self.read_forward]
+            parts = [r for r in unread if self.step_graph.bytes_of(r) > self.small_bytes]
             derived[f.id] += parts if len(parts) < len(f.results) else []
         for backward, offered in self.sites.items():
             self.sites[backward] = usable = [(a, s) for a, s in offered if self._usable(s)]
@@ -249,7 +258,7 @@ class _Grouping:
                     derived[parent].append(Encoding(alternative, site))
         number: dict[int, int] = {}
         groups: list[ForwardGroup] = []
-        encoded: dict[registry.Site, int] = {}
+        encoded: dict[Site, int] = {}
         owner: dict[fx.Node, int] = {}
         for f in forward:
             number[f.id] = parent = len(groups)
@@ -270,11 +279,7 @@ class _Grouping:
         self.owner = owner
         return groups, encoded
 
-    def _is_part(self, root: fx.Node) -> bool:
-        """Return whether a result is worth a decision of its own: large, and read by the backward pass alone."""
-        return root not in self.read_forward and self.step_graph.bytes_of(root) > self.small_bytes
-
-    def _usable(self, site: registry.Site) -> bool:
+    def _usable(self, site: Site) -> bool:
         """Return whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""
         roots = self.step_graph.roots
         if site.parent is not None and roots[site.parent] not in self.owner:
@@ -297,25 +302,15 @@ class _Grouping:
             plain = not held and not any(n in self.sites for n in before)
             light = all(self._is_small(n) for n in before)
             return plain and (light or (not needs and node not in self.sites))
-        if not needs <= held:
-            return False
-        return self._continues(before, node)
-
-    def _continues(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
-        """Return whether a node reads what the nodes before it make, or makes next to nothing itself."""
         made = {r for n in before for r in self.step_graph.results[n]}
-        return self._is_small(node) or any(r in made for r in self.step_graph.reads([node]))
+        return needs <= held and (self._is_small(node) or any(r in made for r in self.step_graph.reads([node])))
 
     def _inlinable(self, nodes: Sequence[fx.Node]) -> list[int]:
         """Forward operators that a fused backward operator can compute inside itself."""
         if not (self.inlines and all(map(is_fusible, nodes))):
             return []
-        found = []
-        for i in sorted(self._needs(nodes)):
-            f = self.forward[i]
-            if f.nodes and self._is_cheap(f.nodes) and f.recomputable:
-                found.append(i)
-        return found
+        needed = [self.forward[i] for i in sorted(self._needs(nodes))]
+        return [f.id for f in needed if f.nodes and self._is_cheap(f.nodes) and f.recomputable]
 
     def _with_inlined(self, choice: Choice, nodes: Sequence[fx.Node]) -> list[Choice]:
         """The choice, and the same with each elementwise forward result, and with all, computed inside."""
@@ -354,7 +349,7 @@ class _Grouping:
             made_in.update((r, i) for n in runs[i] for r in self.step_graph.results[n])
         return list(runs.values())
 
-    def _backward(self, encoded: dict[registry.Site, int]) -> list[BackwardGroup]:
+    def _backward(self, encoded: dict[Site, int]) -> list[BackwardGroup]:
         runs = self._backward_runs()
         # A gradient that is a forward result as it stands must be there when the pass returns.
         returned = [self.step_graph.roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node)]

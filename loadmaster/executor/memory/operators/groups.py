@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 
-from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute, Site
+from loadmaster.executor.memory.implementations.norms import Recompute, recompute_node
+from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Site
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.models.memory.plan import Compute
 from loadmaster.models.memory.problem import last_readers
@@ -98,24 +99,6 @@ class BackwardGroup:
         return self.nodes[-1].name
 
 
-@dataclass(frozen=True)
-class Size:
-    """Sizes of the tensors of a step.
-
-    Attributes:
-        of: hash of the step's nodes, whatever the sizes of their tensors.
-        each_bytes: of each tensor of the step, in order.
-    """
-
-    of: str
-    each_bytes: tuple[int, ...]
-
-    def is_within(self, other: Size) -> bool:
-        """Return whether the nodes are the same and no tensor is larger: what plans promise of the other step, they
-        keep in this one."""
-        return self.of == other.of and all(a <= b for a, b in zip(self.each_bytes, other.each_bytes, strict=True))
-
-
 @dataclass(frozen=True, eq=False)
 class Operators:
     """Forward and backward operators of a training step.
@@ -124,8 +107,8 @@ class Operators:
         owner: for every root of the forward pass that is kept or recomputed, its operator.
         pinned: roots of the forward pass that stay in memory for the backward pass: small statistics that a
             recomputation reuses instead of making them again.
-        recomputes: for nodes that are computed again in another way than the first time: how to make their results
-            (those that stay pinned left out).
+        recomputes: for nodes that are computed again in another way than the first time: how to make the result that
+            is not pinned.
     """
 
     step_graph: StepGraph
@@ -133,7 +116,7 @@ class Operators:
     backward: tuple[BackwardGroup, ...]
     owner: dict[fx.Node, int]
     pinned: tuple[fx.Node, ...] = ()
-    recomputes: dict[fx.Node, tuple[Recompute, ...]] = field(default_factory=dict)
+    recomputes: dict[fx.Node, Recompute] = field(default_factory=dict)
 
     def written_over(self, compute: Compute) -> ForwardGroup | None:
         """The operator whose result goes where this one runs in place; None where it does not, or cannot."""
@@ -155,13 +138,19 @@ class Operators:
             described.append([b.name, choices])
         return _hash(described)
 
+    def is_within(self, other: Operators) -> bool:
+        """Return whether the nodes are the same and no tensor is larger: what plans promise of the other step, they
+        keep in this one."""
+        (nodes, sizes), (other_nodes, other_sizes) = self._nodes_and_sizes, other._nodes_and_sizes
+        return nodes == other_nodes and all(a <= b for a, b in zip(sizes, other_sizes, strict=True))
+
     @cached_property
-    def size(self) -> Size:
-        """Sizes of all tensors of the step."""
+    def _nodes_and_sizes(self) -> tuple[str, list[int]]:
+        """Hash of the nodes, whatever the sizes of their tensors, and the bytes of each tensor."""
         described = [self._describe(n, sizes=False) for n in self.step_graph.nodes]
         made = [t for n in self.step_graph.nodes for t in tensors(n.meta.get("val"))]
         # Not of their storages: a short batch may be a slice of a long one.
-        return Size(_hash(described), tuple(t.numel() * t.element_size() for t in made))
+        return _hash(described), [t.numel() * t.element_size() for t in made]
 
     def _describe(self, node: fx.Node, *, sizes: bool = True) -> list[object]:
         """A node as every process has it; without ``sizes``, as it is on a batch of any size."""
@@ -184,3 +173,48 @@ class Operators:
 
 def _hash(described: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def carried_over(operators: Operators, step_graph: StepGraph) -> Operators:
+    """Carry operators over to the nodes in the same places of another graph: that of a smaller batch.
+
+    The grouping of nodes depends on bytes, so that a smaller batch may be grouped otherwise: where a weight is cast,
+    its copy is a small part of what the backward pass reads of 128 images, and a large one of 10. A plan that is for
+    the one is for the other in the same groups.
+
+    Args:
+        step_graph: has as many nodes, each the same operator on the same nodes.
+    """
+    places = operators.step_graph.position
+
+    def moved(node: fx.Node) -> fx.Node:
+        return step_graph.nodes[places[node]]
+
+    def all_moved(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+        return tuple(map(moved, nodes))
+
+    def site(old: Site) -> Site:
+        return Site(moved(old.backward), all_moved(old.sources), None if old.parent is None else moved(old.parent))
+
+    def recompute(old: Recompute) -> Recompute:
+        found = recompute_node(moved(old.node))
+        assert found is not None, "there is one of the same operator on the other graph"
+        return found
+
+    def forward(old: ForwardGroup) -> ForwardGroup:
+        encoding = None if old.encoding is None else replace(old.encoding, site=site(old.encoding.site))
+        nodes, results, side = map(all_moved, (old.nodes, old.results, old.side))
+        return replace(old, nodes=nodes, results=results, side=side, encoding=encoding)
+
+    def backward(old: BackwardGroup) -> BackwardGroup:
+        choices = tuple(c if c.site is None else replace(c, site=site(c.site)) for c in old.choices)
+        return replace(old, nodes=all_moved(old.nodes), choices=choices)
+
+    return Operators(
+        step_graph,
+        tuple(map(forward, operators.forward)),
+        tuple(map(backward, operators.backward)),
+        {moved(root): owner for root, owner in operators.owner.items()},
+        all_moved(operators.pinned),
+        {moved(node): recompute(again) for node, again in operators.recomputes.items()},
+    )

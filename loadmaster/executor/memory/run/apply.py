@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
-from loadmaster.errors import InputError
+from loadmaster.errors import BudgetError, InputError
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
-from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.compiled_plans import CompiledPlans, NoPlanError, fingerprint_of, schedule_of
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
@@ -27,11 +26,60 @@ from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import Mode, expect_mode
 from loadmaster.executor.steps.transfers import forget_copies
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
+from loadmaster.executor.torch_private.autograd import after_backward
 from loadmaster.models.memory.plan import MemoryPlan
 
 Unplanned = Literal["refuse", "run"]
 
 _MOST_KINDS = 8  # of calls without a plan, on batches of the same shapes
+SKIPPED_STEPS = 1  # the first step compiles
+CHECKED_STEPS = 3  # the steps after it: optimizer state is there from the second on
+
+
+class BudgetCheck:
+    """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget.
+
+    The peak is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start
+    again there. Of several plans the largest budget counts.
+    """
+
+    def __init__(self, plans: Sequence[MemoryPlan]) -> None:
+        self.budget_bytes = max(plan.budget_bytes for plan in plans)
+        self._calls = 0
+
+    def checked(self, call: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
+        """The loss of a planned call, whose backward pass raises if the budget was not kept.
+
+        Raises:
+            InputError: the step runs on another device than CUDA.
+        """
+        if device.type != "cuda":
+            remedy = "Watch steps on CUDA, or measure trial steps with fit."
+            raise InputError("enforce", str(device), "has an allocator that keeps no peak", remedy)
+        self._calls += 1
+        if not SKIPPED_STEPS < self._calls <= SKIPPED_STEPS + CHECKED_STEPS:
+            return call()
+        torch.cuda.reset_peak_memory_stats(device)
+        loss = call()
+
+        def at_the_end(_gradient: torch.Tensor) -> None:
+            # The engine checks when everything of this backward pass has been launched, hence allocated.
+            after_backward(lambda: self._check(device))
+
+        loss.register_hook(at_the_end)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _check(self, device: torch.device) -> None:
+        peak = torch.cuda.max_memory_allocated(device)
+        if peak > self.budget_bytes:
+            raise BudgetError(
+                f"budget_bytes: the step took {peak} bytes, its plan promises {self.budget_bytes}, "
+                f"{peak - self.budget_bytes} too much. Plan with fit, which corrects what a plan does not know, "
+                "count what else is on the device, or ask for a larger budget.",
+                self.budget_bytes,
+                peak,
+                peak,
+            )
 
 
 class PlannedStep(nn.Module):
@@ -105,9 +153,8 @@ class PlannedStep(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
         """A step of its own on a copy of the model: what is compiled belongs to one model."""
         if self._ddp:
-            raise InputError(
-                "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
-            )
+            remedy = "Copy the model, and wrap the copy."
+            raise InputError("step", "DistributedDataParallel", "cannot be copied", remedy)
         model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
         planned = CompiledPlans(self.plans, self.planned.backend, self.planned.implementations, self.planned.mode)
         return PlannedStep(planned, model, loss, self.unplanned, enforce=self._budget_check is not None)
@@ -227,22 +274,14 @@ def _planned(
     if not plans:
         raise InputError("plan", plans, "is no plan", "Give at least one.")
     for given in plans:
-        _expect_applicable(given)
+        if given.kind != "memory":
+            raise InputError("plan.kind", given.kind, "is not a memory plan", "Give a plan of the kind memory.")
+        schedule_of(given)
+        if len(fingerprint_of(given)) != FINGERPRINT_DIGITS:
+            remedy = "Apply plans of captured problems, under the name that capture gave them."
+            raise InputError("plan.name", given.name, "does not end with the fingerprint of a captured graph", remedy)
     expect_backend(backend)
     expect_mode(mode)
     if unplanned not in get_args(Unplanned):
         raise InputError("unplanned", unplanned, "is unknown", f"Choose one of: {', '.join(get_args(Unplanned))}.")
     return CompiledPlans(plans, backend, implementations, mode)
-
-
-def _expect_applicable(plan: MemoryPlan) -> None:
-    if plan.kind != "memory":
-        raise InputError("plan.kind", plan.kind, "is not a memory plan", "Give a plan of the kind memory.")
-    schedule_of(plan)
-    if len(fingerprint_of(plan)) != FINGERPRINT_DIGITS:
-        raise InputError(
-            "plan.name",
-            plan.name,
-            "does not end with the fingerprint of a captured graph",
-            "Apply plans of captured problems, under the name that capture gave them.",
-        )

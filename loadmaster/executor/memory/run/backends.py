@@ -12,21 +12,17 @@ from torch import Tensor, fx
 from torch.compiler import config as compiler_config
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.implementations.emitting import aten
-from loadmaster.executor.memory.run.alike import Lowered, Storages, kind_of
 from loadmaster.executor.memory.run.buffer_reuse import buffers_reused
 from loadmaster.executor.memory.run.channels_last import (
-    ChannelsLast,
     has_channels_last_gradients,
     is_channels_last,
     runs_channels_last,
 )
-from loadmaster.executor.memory.run.concatenations import nest_concatenations
-from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.kernel_builds import built_together
+from loadmaster.executor.memory.run.lowering import Lowered, Storages, kind_of, lower, nest_concatenations
 from loadmaster.executor.memory.run.segments import Runner, chain, cut
-from loadmaster.executor.steps.launches import noting_modules
+from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.tracing import Half
 from loadmaster.executor.torch_private.fake_tensors import detect_fake_mode
 from loadmaster.executor.torch_private.functorch import functorch_config
@@ -37,9 +33,8 @@ from loadmaster.executor.torch_private.inductor import (
     count_tangents,
     inductor_config,
     replace_random_passes,
-    select_decomp_table,
 )
-from loadmaster.executor.torch_private.tracing import BoxedCodeGen, TracingContext, boxed, make_fx
+from loadmaster.executor.torch_private.tracing import BoxedCodeGen, TracingContext, boxed
 
 Backend = Literal["inductor", "eager"]
 _PRIMAL = "primals_"  # how AOTAutograd calls inputs, counted from 1
@@ -170,7 +165,7 @@ def _run_by_inductor(
         given = [fakes[name] for name in segment.reads]
         kind = kind_of(segment, given, storages)
         if kind not in known:
-            known[kind] = Lowered.of(_lower(segment.module, given, channels_last=channels_last), given)
+            known[kind] = Lowered.of(lower(segment.module, given, channels_last=channels_last), given)
         fakes.update(zip(segment.makes, known[kind].results(), strict=True))
         storages.add(segment, known[kind])
         # It may write over what is made by segments before it, or for this graph alone, and read by none after it.
@@ -203,26 +198,12 @@ def report_strides(module: fx.GraphModule, fakes: Mapping[str, Any] | None = Non
             context.output_strides.append(fake.stride() if isinstance(fake, Tensor) else None)
 
 
-def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool) -> fx.GraphModule:
-    """The graph after Inductor's decompositions and those of our own operators; channels last from the start, or from
-    where a result is."""
-    # Constants that decompositions create must be fake like the inputs.
-    fake_mode = detect_fake_mode(inputs)
-    with contextlib.nullcontext() if fake_mode is None else fake_mode:
-        table = {**select_decomp_table(), **decompositions()}
-        run = ChannelsLast(module, convolutions=channels_last).run
-        lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
-    # Inductor's cache tells modules apart that differ in nothing but whether their code was written when they were
-    # made. Here it always is, whoever calls.
-    return fx.GraphModule(lowered, lowered.graph)
-
-
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int], aligned: Sequence[int]) -> Runner:
-    shapes = shapes_of(module)  # compiling changes the graph
+    shapes = _shapes_of(module)  # compiling changes the graph
     with V.set_fake_mode(detect_fake_mode(inputs)):
         replace_random_passes(module)  # Inductor has its own random numbers, and code for no others
         nest_concatenations(module.graph)
-    module.recompile()  # see :func:`_lower`
+    module.recompile()  # see :func:`lower`
     options = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     if has_channels_last_gradients(module):
         options["force_layout_optimization"] = inductor_config.layout_optimization
@@ -231,6 +212,53 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
         runner: Runner = compile_fx_inner(module, list(inputs), static_input_idxs=aligned, is_backward=bool(donated))
     return WithDimensions(runner, shapes, modules)
+
+
+class WithDimensions:
+    """The runner of a graph, whose results have the dimensions that the graph says.
+
+    Inductor of PyTorch 2.11 makes the sum over rows of a normalization's backward in one kernel with its sums along
+    rows, and drops the dimensions of size one that the sum was to keep: [896] for [1, 1, 896]. PyTorch 2.13 gives them
+    back (pytorch/pytorch#177782). Where the view that takes them away follows in the same graph nobody notices; where a
+    graph is cut between the two, the next segment refuses what it is given.
+
+    Attributes:
+        direct: from the first call on, what computes the results without what only that call needs.
+
+    Args:
+        shapes: of the results by place, of those that have dimensions to lose.
+        modules: those that Inductor wrote for the graph.
+    """
+
+    def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size], modules: Sequence[ModuleType]) -> None:
+        self._compiled = compiled
+        self._shapes = shapes
+        self._modules = modules
+        self.direct: Runner = self._first
+        self._boxed_call = True
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        return self.direct(arguments)
+
+    def _first(self, arguments: list[Any]) -> Any:
+        made = self._compiled(arguments)
+        # The same code drops the same dimensions each time.
+        lost = {place: shape for place, shape in self._shapes.items() if made[place].dim() != len(shape)}
+        # Inductor's wrapper ends the tuning of kernels, which their first call does.
+        code = getattr(self._compiled, "current_callable", None) or self._compiled
+
+        def viewed(results: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(result.view(lost[n]) if n in lost else result for n, result in enumerate(results))
+
+        self.direct = (lambda given: viewed(code(given))) if lost else code
+        launch_directly(self._modules)
+        return viewed(made)
+
+
+def _shapes_of(module: fx.GraphModule) -> dict[int, torch.Size]:
+    results = cast(Sequence[Any], module.graph.output_node().args[0])
+    fakes = {place: n.meta.get("val") for place, n in enumerate(results) if isinstance(n, fx.Node)}
+    return {place: fake.shape for place, fake in fakes.items() if isinstance(fake, Tensor) and fake.dim() > 1}
 
 
 @contextlib.contextmanager

@@ -13,12 +13,12 @@ backward graph can be compiled before the forward graph is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.costs.traffic import tensors
 from loadmaster.executor.torch_private.operators import pytree
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ class ChannelsLast(fx.Interpreter):
             return aten.reshape(*args)
         if self.convolutions and n.target is aten.convolution.default:
             args = (laid_out(args[0]), *args[1:])
-        shapes = {t.shape for t in _tensors((args, kwargs)) if is_channels_last(t)}
+        shapes = {t.shape for t in tensors((args, kwargs)) if is_channels_last(t)}
         # A table of biases that is turned looks like channels last. Who asks for rows gives them to attention.
         if not shapes or n.kwargs.get("memory_format") is torch.contiguous_format:
             return super().run_node(n)
@@ -77,19 +77,13 @@ def has_channels_last_gradients(module: fx.GraphModule) -> bool:
 
 def is_channels_last(tensor: Tensor) -> bool:
     """Return whether the layout is channels last and not row-major as well, as that of a single pixel is."""
-    memory_format = _FORMATS.get(tensor.dim())
-    return (
-        memory_format is not None and tensor.is_contiguous(memory_format=memory_format) and not tensor.is_contiguous()
-    )
+    layout = _FORMATS.get(tensor.dim())
+    return layout is not None and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
 
 
 def laid_out(tensor: Tensor) -> Tensor:
     """The tensor itself, or a channels-last copy of a row-major one of four or five dimensions."""
-    memory_format = _FORMATS.get(tensor.dim())
-    if memory_format is None or not tensor.is_contiguous() or tensor.is_contiguous(memory_format=memory_format):
+    layout = _FORMATS.get(tensor.dim())
+    if layout is None or not tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout):
         return tensor
-    return tensor.clone(memory_format=memory_format)
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return tensor.clone(memory_format=layout)

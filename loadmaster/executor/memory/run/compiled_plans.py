@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,15 +17,12 @@ from torch import fx
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.passes import run_passes
-from loadmaster.executor.memory.operators.carried_over import carried_over
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.operators.grouping import group
-from loadmaster.executor.memory.operators.groups import Operators
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.operators.groups import Operators, carried_over
 from loadmaster.executor.memory.run.backends import COMPILERS, Backend, both_halves
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
-from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
-from loadmaster.executor.memory.run.frame_room import with_room
 from loadmaster.executor.steps.cuda_graphs import CudaGraphs
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
@@ -33,6 +31,9 @@ from loadmaster.executor.steps.versions import other_versions
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
 logger = logging.getLogger(__name__)
+
+# Eight bytes each, and a thousand are added: the least that a chunk of 256 KiB is made for, and leaves most of it free.
+_SLOTS = 16_000
 
 
 class NoPlanError(InputError):
@@ -89,7 +90,7 @@ class CompiledPlans:
             operators = group(step_graph, self.implementations, fused=fused)
             if (known := self._known(operators)) is not None:
                 plan, operators = known
-                schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
+                schedule = _of_block(schedule_of(plan), len(operators.forward))
                 return emit(operators, schedule, channels_last=channels_last)
             found.append(operators.fingerprint)
         where = " and ".join(sorted({t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}))
@@ -110,14 +111,41 @@ class CompiledPlans:
                 self._run.append((plan, operators))
                 return plan, operators
         for plan, larger in self._run:
-            if operators.size.is_within(larger.size):
+            if operators.is_within(larger):
                 logger.info("a smaller batch than %s was made for: it is compiled under the same plan", plan.name)
                 return plan, carried_over(larger, operators.step_graph)
         return None
 
 
+def with_room(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """The function, called from a frame that is too long for any chunk of memory there is, and gets one with much room.
+
+    CPython keeps the frames of a thread in chunks, 16 KiB each or as long as a longer frame needs. Where a long
+    function leaves a chunk all but full, every function that it calls gets a chunk of its own, mapped for that call and
+    given back after it, with a page fault or more. It depends on how many names the long function has. Planned steps of
+    GPT-2 and BERT did that some hundred times a step, and were notably longer for it.
+
+    The function's arguments come as one list, which it may empty.
+    """
+
+    def call(arguments: list[Any]) -> Any:
+        return run(arguments)
+
+    call.__code__ = call.__code__.replace(co_stacksize=_SLOTS)
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _of_block(schedule: Schedule, operators: int) -> Schedule:
+    """The schedule without a last operator that is not one of the ``operators`` of the graph: a block's has one."""
+    first = schedule.stages[0]
+    if not first.computes or first.computes[-1].forward != operators:
+        return schedule
+    stages = [replace(s, keep=tuple(i for i in s.keep if i != operators)) for s in schedule.stages]
+    return replace(schedule, stages=(replace(stages[0], computes=first.computes[:-1]), *stages[1:]))
+
+
 def fingerprint_of(plan: MemoryPlan) -> str:
-    """Fingerprint of the graph that a plan was made for."""
     return plan.name.rpartition("-")[2]
 
 

@@ -53,12 +53,8 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
     """
     stages, count = len(schedule.stages), len(operators.forward)
     if stages != len(operators.backward) + 1:
-        raise InputError(
-            "schedule.stages",
-            stages,
-            f"are not the {len(operators.backward) + 1} stages of this model",
-            REMEDY,
-        )
+        problem = f"are not the {len(operators.backward) + 1} stages of this model"
+        raise InputError("schedule.stages", stages, problem, REMEDY)
     for t, stage in enumerate(schedule.stages):
         where = f"schedule.stages[{t}]"
         ids = [c.forward for c in stage.computes]
@@ -167,15 +163,16 @@ class _BackwardEmission:
         always = root in self.operators.pinned or self.step_graph.is_resident(root)
         if always or owner in self.from_forward:
             return self._placeholder(root.name, root.meta, root)
-        raise InputError(f"schedule.stages[{self.stage}]", root.name, "is read but neither stored nor computed", REMEDY)
+        raise self._unmet(root.name)
+
+    def _unmet(self, name: str) -> InputError:
+        where = f"schedule.stages[{self.stage}]"
+        return InputError(where, name, "is read but neither stored nor computed", REMEDY)
 
     def _encoded(self, i: int) -> fx.Node:
         if i not in self.emitter.encoded:
             if i not in self.from_forward:
-                name = self.operators.forward[i].name
-                raise InputError(
-                    f"schedule.stages[{self.stage}]", name, "is read but neither stored nor computed", REMEDY
-                )
+                raise self._unmet(self.operators.forward[i].name)
             self.emitter.encoded[i] = self._placeholder(f"encoded_{i}", encoded_meta(self.operators, i), i)
         return self.emitter.encoded[i]
 

@@ -82,7 +82,9 @@ class Sends:
         graph = self.emitter.graph
         while self._unsent and self._last[self._unsent[0]] < j:
             i = self._unsent.pop(0)
-            self._sources[i] = _values_of(self.emitter, i)
+            group = self.operators.forward[i]
+            values = [self.emitter.value(r) for r in group.results]
+            self._sources[i] = values if group.encoding is None else [self.emitter.encoded[i]]
             fakes = fakes_of(self.operators, i, channels_last=self.channels_last)
             for n, (source, fake) in enumerate(zip(self._sources[i], fakes, strict=True)):
                 self.hosts[HostCopy(i, n)] = call(graph, send, source, list(fake.stride()))
@@ -130,8 +132,8 @@ class Fetches:
             for f in stage.fetches:
                 if f.issued_at == t:
                     self._under_way[later, f.forward] = self._start(f.forward)
-        arrived = {f.forward for f in self.schedule.stages[t].fetches}
-        for i in (f.forward for f in self.schedule.stages[t].fetches):
+        arrived = [f.forward for f in self.schedule.stages[t].fetches]
+        for i in arrived:
             results = self._under_way.pop((t, i))
             for n, result in enumerate(results):
                 call(graph, fetched, result, self._hosts[HostCopy(i, n)])
@@ -140,7 +142,7 @@ class Fetches:
                 self.emitter.encoded[i] = results[0]
             else:
                 self.emitter.held.update(zip(group.results, results, strict=True))
-        return arrived
+        return set(arrived)
 
     def _start(self, i: int) -> list[fx.Node]:
         started = []
@@ -151,12 +153,6 @@ class Fetches:
             layout = (list(fake.shape), list(fake.stride()))
             started.append(call(self.emitter.graph, fetch, self._hosts[copy], *layout, fake.device))
         return started
-
-
-def _values_of(emitter: Emitter, i: int) -> list[fx.Node]:
-    """The new nodes that hold the results of forward operator i."""
-    group = emitter.operators.forward[i]
-    return [emitter.encoded[i]] if group.encoding is not None else [emitter.value(r) for r in group.results]
 
 
 def fakes_of(operators: Operators, i: int, *, channels_last: bool) -> list[torch.Tensor]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.options import CaptureOptions
 from tests.executor.memory.fit.fakes import FakeRuns, Told, fake_trials
 from tests.executor.memory.hand_planner import keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case

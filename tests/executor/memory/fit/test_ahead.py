@@ -18,13 +18,12 @@ from torch.nn import functional
 
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.capture import capture_step
+from loadmaster.executor.memory.capture import CaptureOptions, capture_step
 from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
 from tests.executor.memory.fit.fakes import fake_trials

@@ -12,10 +12,10 @@ from loadmaster.cancelling import cancelled_by, is_cancelled
 from loadmaster.errors import BudgetError, CancelledError, InputError
 from loadmaster.executor import KnobStep
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import beside, phases
 from loadmaster.executor.memory.fit.beside import Beside, Work
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.presets import chain

@@ -11,13 +11,13 @@ from torch import nn
 
 from loadmaster.executor import KnobStep, apply, capture, fit
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import setting, verify
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.phases import Phases
 from loadmaster.executor.memory.fit.plain_step import PlainStep
 from loadmaster.executor.memory.fit.values import LOSS, Comparison, Difference, differences
 from loadmaster.executor.memory.fit.verify import Verifier, first_rows
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps import drawn_once
 from loadmaster.executor.steps.batch import batch_of
 from loadmaster.models.fit_record import load_fit

@@ -13,12 +13,12 @@ import torch
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import planned
 from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
 from loadmaster.executor.memory.fit.trials import Correction, Trial, describe, factors, launches_bind
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules

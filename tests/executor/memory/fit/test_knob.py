@@ -13,12 +13,12 @@ import torch
 from loadmaster.errors import BudgetError, InputError, LimitReachedError
 from loadmaster.executor import KnobStep, PlannedStep
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import fitter as fitting
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.planned import PlannedSide
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.models.fit_record import load_fit
 from tests.executor.memory.fit.fakes import PLAN_US, halves
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak

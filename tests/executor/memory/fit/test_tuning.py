@@ -13,12 +13,12 @@ import loadmaster
 from loadmaster.errors import CheckFailedError, InputError
 from loadmaster.executor import KnobStep, PlannedStep, apply, fit
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import tuning
 from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.phases import Phases
 from loadmaster.executor.memory.fit.tuned_step import TunedStep
-from loadmaster.executor.memory.options import CaptureOptions
 from tests.executor.memory.fit.fakes import halves
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case, transformer_case

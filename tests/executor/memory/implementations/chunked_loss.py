@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.cross_entropy import default_chunks, exact, linear_cross_entropy
-from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
+from loadmaster.executor.memory.implementations.cross_entropy import default_chunks, linear_cross_entropy, scaled
+from loadmaster.executor.memory.implementations.kernels import exact
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:

@@ -14,18 +14,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations import (
-    batch_norm,
-    cross_entropy_rows,
-    dropout,
-    layer_norm,
-    masks,
-    norm_inverse,
-    pooling,
-)
+from loadmaster.executor.memory.implementations import cross_entropy, dropout, masks, norms, pooling
 from tests.executor.interpreted_cases import Cases, Guarded
 
-MODULES = (batch_norm, cross_entropy_rows, dropout, layer_norm, masks, norm_inverse, pooling)
+MODULES = (cross_entropy, dropout, masks, norms, pooling)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 # A few roundings of a result of the size of one.
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
@@ -117,7 +109,7 @@ def batch_norm_apply() -> None:
             exact = torch.promote_types(dtype, torch.float32)
             mean, rstd, weight, bias = torch.randn(4, 5, dtype=exact).unbind()
             for affine in ((weight, bias), (None, None), (weight, None)):
-                got, want = both(batch_norm.batch_norm_apply, x, mean, rstd.abs(), *affine)
+                got, want = both(norms.batch_norm_apply, x, mean, rstd.abs(), *affine)
                 close(got, want, dtype, 8.0)
 
 
@@ -128,7 +120,7 @@ def layer_norm_apply() -> None:
         mean, rstd = torch.randn(2, 3, 2, 1, dtype=torch.promote_types(dtype, torch.float32)).unbind()
         weight, bias = torch.randn(2, 37).to(dtype).unbind()
         for centre, *affine in ((mean, weight, bias), (None, weight, None), (mean, None, None)):
-            got, want = both(layer_norm.layer_norm_apply, x, centre, rstd, *affine)
+            got, want = both(norms.layer_norm_apply, x, centre, rstd, *affine)
             close(got, want, dtype, 8.0)
 
 
@@ -146,9 +138,9 @@ def norm_input() -> None:
             placed = [t.to(dtype).view(per_channel) for t in (weight, bias)]
             layouts = (output, output.to(memory_format=LAST)) if len(shape) == 4 else (output,)
             for value in layouts:
-                got, want = both(norm_inverse.norm_input, value, mean, rstd, *placed, 0.1)
+                got, want = both(norms.norm_input, value, mean, rstd, *placed, 0.1)
                 close(got, want, dtype, 16.0)
-                got, want = both(norm_inverse.norm_input, value, None, rstd, None, None, 0.1)
+                got, want = both(norms.norm_input, value, None, rstd, None, None, 0.1)
                 close(got, want, dtype, 16.0)
 
 
@@ -167,11 +159,17 @@ def cross_entropy_rows_and_their_gradients() -> None:
             (0.0, weights, None, of_squares, 0.5, 2.0),
             (0.1, weights, of_rows, of_squares, -1.0, 2.0),
         ):
-            expect_rows(dtype, classes, (class_weights, row_weights, z_weights), smoothing, scale, cap)
+            expect_rows(dtype, classes, class_weights, (row_weights, z_weights), smoothing, scale, cap)
 
 
 def expect_rows(
-    dtype: torch.dtype, classes: int, weights: tuple[Tensor | None, ...], smoothing: float, scale: float, cap: float
+    dtype: torch.dtype,
+    classes: int,
+    class_weights: Tensor | None,
+    weights: tuple[Tensor | None, ...],
+    smoothing: float,
+    scale: float,
+    cap: float,
 ) -> None:
     exact = torch.promote_types(dtype, torch.float32)
     buffer = torch.full((5, classes + 9), -7.0, dtype=dtype)
@@ -183,9 +181,8 @@ def expect_rows(
         buffer.fill_(-7.0)[:, :classes] = scores
         losses = torch.full((7,), -7.0, dtype=exact)
         with kernels_run() if kernel else contextlib.nullcontext():
-            cross_entropy_rows.cross_entropy_rows(
-                *(buffer[:, :classes], targets, *weights, losses[1:6], -100, smoothing, scale, cap), gradients=True
-            )
+            of = cross_entropy.RowLoss(class_weights, -100, smoothing, scale, cap)
+            cross_entropy.cross_entropy_rows(*(buffer[:, :classes], targets, *weights, losses[1:6], of), gradients=True)
         assert bool((buffer[:, classes:] == -7.0).all()) and float(losses[0]) == float(losses[6]) == -7.0
         results.append((losses[1:6].clone(), buffer[:, :classes].clone()))
     close(results[1][0], results[0][0], exact, 16.0)
@@ -196,7 +193,7 @@ def expect_rows(
 def scaled() -> None:
     for dtype, result in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float64,) * 2):
         x, scale = torch.randn(3, 1030).to(dtype), torch.tensor(0.37, dtype=torch.promote_types(dtype, torch.float32))
-        got, want = both(cross_entropy_rows.scaled, x, scale, result)
+        got, want = both(cross_entropy.scaled, x, scale, result)
         same(got, want, result)
 
 

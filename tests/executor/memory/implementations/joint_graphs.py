@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_module, make_boxed_func
 from torch._functorch.partitioners import default_partition
 
+from loadmaster.executor.memory.implementations.norms import Recompute
 from loadmaster.executor.memory.implementations.passes import run_passes
-from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute
+from loadmaster.executor.memory.implementations.registry import BackwardAlternative
 
 
 def joint_graph(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
@@ -74,14 +75,12 @@ def flat(result: Any) -> list[Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]
 
 
-def prepared_step(
-    step: Callable[..., Tensor], exclude: Collection[str] = ()
-) -> tuple[Callable[..., Tensor], list[str]]:
+def prepared_step(step: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], list[str]]:
     """The step compiled eagerly from its prepared joint graph, and the operators of that graph once it has run."""
     operators: list[str] = []
 
     def split(joint: fx.GraphModule, *args: Any, **options: Any) -> Any:
-        prepared = run_passes(joint, exclude)
+        prepared = run_passes(joint)
         operators.extend(str(n.target) for n in prepared.graph.nodes if n.op == "call_function")
         return default_partition(prepared, *args, **options)
 

@@ -86,13 +86,12 @@ def test_other_dimensions():
             torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("why", ["depthwise", "frozen weight", "excluded"])
+@pytest.mark.parametrize("why", ["depthwise", "frozen weight"])
 def test_left_whole(why):
     layer = nn.Conv2d(4, 4, 3, groups=4 if why == "depthwise" else 1)
     if why == "frozen weight":
         layer.requires_grad_(False)
     joint = joint_graph(nn.Sequential(nn.Conv2d(3, 4, 1), layer), torch.randn(2, 3, 6, 6))
-    exclude = ["split_convolution_backward"] if why == "excluded" else []
     count = len(joint.graph.find_nodes(op="call_function", target=aten.convolution.default))
-    prepared = run_passes(joint, exclude)
+    prepared = run_passes(joint)
     assert len(prepared.graph.find_nodes(op="call_function", target=aten.convolution.default)) == count

@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
-from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
-from loadmaster.executor.memory.implementations.norm_inverse import norm_input
+from loadmaster.executor.memory.implementations.norms import batch_norm_apply, layer_norm_apply, norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
 from tests.executor.memory.implementations.chunked_loss import chunked_linear_cross_entropy
 

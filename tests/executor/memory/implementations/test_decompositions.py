@@ -8,13 +8,11 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
-from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
+from loadmaster.executor.memory.implementations.cross_entropy import scaled
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
-from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
-from loadmaster.executor.memory.implementations.norm_inverse import norm_input
+from loadmaster.executor.memory.implementations.norms import batch_norm_apply, layer_norm_apply, norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offsets
 
 aten = torch.ops.aten

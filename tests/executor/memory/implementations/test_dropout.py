@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from joint_graphs import arguments, flat, joint_graph
 from torch import nn
 
-from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.dropout import kept, seeded_dropout
 from loadmaster.executor.memory.implementations.passes import run_passes
 
@@ -124,15 +123,6 @@ def test_a_mask_that_somebody_else_reads_stays():
     dropped, mask, *_ = flat(prepared(*args))
     assert mask.dtype == torch.bool
     torch.testing.assert_close(dropped, module.first(x) * mask / 0.6)
-
-
-def test_dropout_without_training_is_left_alone_and_so_is_an_excluded_pass():
-    module, x = Model(), torch.randn(2, 6, dtype=torch.float64)
-    joint = joint_graph(module, x)
-    kept_as_it_is = run_passes(joint, exclude=["seeded_dropout"])
-    assert [str(n.target) for n in kept_as_it_is.graph.nodes] == [str(n.target) for n in joint.graph.nodes]
-    with pytest.raises(InputError, match=r"exclude.*seeded_dropout"):
-        run_passes(joint, exclude=["nonsense"])
 
 
 def test_operator_passes_the_framework_checks():

@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.emitting import call
-from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
-from loadmaster.executor.memory.implementations.norm_inverse import norm_input
 from loadmaster.executor.memory.implementations.norm_output import NormFromOutput
-from loadmaster.executor.memory.implementations.registry import alternatives, recompute_node
+from loadmaster.executor.memory.implementations.norms import layer_norm_apply, norm_input, recompute_node
+from loadmaster.executor.memory.implementations.registry import alternatives
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 aten = torch.ops.aten

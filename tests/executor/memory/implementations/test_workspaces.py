@@ -10,12 +10,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from loadmaster.executor.costs.roofline import roofline
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
-from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.cross_entropy import linear_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
-from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
-from loadmaster.executor.memory.implementations.norm_inverse import norm_input
+from loadmaster.executor.memory.implementations.norms import batch_norm_apply, layer_norm_apply, norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
 
 SLACK_BYTES = 64 * 1024  # small tensors: counts, scales, constants

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from loadmaster.executor.memory.operators.fused_forward import fused_savings_us
+from loadmaster.executor.memory.operators.accounting import fused_savings_us
 from loadmaster.executor.memory.operators.grouping import group
 from tests.executor.memory.tracing import trace
 

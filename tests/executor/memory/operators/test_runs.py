@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
+from loadmaster.executor.memory.operators.accounting import Run
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import Operators
-from loadmaster.executor.memory.operators.runs import Run
 from tests.executor.memory.tracing import trace
 
 ROWS, WIDTH = 64, 32

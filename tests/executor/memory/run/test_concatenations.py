@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from loadmaster.executor.memory.run.concatenations import SMALL_BYTES, nest_concatenations
+from loadmaster.executor.memory.run.lowering import SMALL_BYTES, nest_concatenations
 from tests.executor.memory.run.test_segments import through_inductor
 
 aten = torch.ops.aten

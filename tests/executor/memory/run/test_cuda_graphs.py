@@ -12,11 +12,10 @@ from torch import fx, nn
 from loadmaster.errors import InputError
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.capture import capture
+from loadmaster.executor.memory.capture import CaptureOptions, capture
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.setting import Setting
-from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.cuda_graphs import why_not
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.executor.steps.timeline import Span, Timeline

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from loadmaster.executor.memory.run.frame_room import with_room
+from loadmaster.executor.memory.run.compiled_plans import with_room
 
 CALLS = 200
 

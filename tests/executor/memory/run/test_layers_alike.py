@@ -20,8 +20,7 @@ from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.backends import eager, inductor
-from loadmaster.executor.memory.run.repeats import described, repeated_pieces
-from loadmaster.executor.memory.run.segments import chain, cut
+from loadmaster.executor.memory.run.segments import chain, cut, described, repeated_pieces
 from tests.executor.memory.schedules import plan, schedule
 
 aten = torch.ops.aten

@@ -29,7 +29,7 @@ from torch import fx
 from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job, Part
 from loadmaster.executor.memory.fit.beside import cores
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import Half

@@ -20,7 +20,7 @@ from torch import fx
 
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.implementations.passes import run_passes
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import inductor, lowered_only, report_strides
 from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.executor.steps.drawn_once import compile_drawing_once

@@ -8,12 +8,13 @@ dense, or a second one in another order, is copied.
 from __future__ import annotations
 
 from loadmaster.executor.memory.implementations.triton_kernels.cross_entropy import cross_entropy_rows, scaled
-from loadmaster.executor.memory.implementations.triton_kernels.dropout import seeded_dropout
-from loadmaster.executor.memory.implementations.triton_kernels.masks import masked_gradient, pack_inside
-from loadmaster.executor.memory.implementations.triton_kernels.norms import (
+from loadmaster.executor.memory.implementations.triton_kernels.elementwise import (
     batch_norm_apply,
     layer_norm_apply,
+    masked_gradient,
     norm_input,
+    pack_inside,
+    seeded_dropout,
 )
 from loadmaster.executor.memory.implementations.triton_kernels.pooling import pool_offset_backward, pool_offsets
 

@@ -6,12 +6,14 @@ The second pass over a row finds it in the cache of the first, so that logits cr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.triton_kernels.launch import BLOCK, grid, is_wide, positions
+from loadmaster.executor.memory.implementations.triton_kernels.elementwise import BLOCK, grid, is_wide, positions
 
 ROW_BLOCK = 2048  # logits of a row per load
 ROW_WARPS = 8
@@ -146,9 +148,7 @@ def _cross_entropy_rows(
 def cross_entropy_rows(
     logits: Tensor,
     targets: Tensor,
-    class_weights: Tensor | None,
-    row_weights: Tensor | None,
-    z_weights: Tensor | None,
+    weights: Sequence[Tensor | None],
     losses: Tensor,
     ignore_index: int,
     smoothing: float,
@@ -156,16 +156,21 @@ def cross_entropy_rows(
     cap: float,
     gradients: bool,
 ) -> None:
-    """Triton form of :func:`loadmaster.executor.memory.implementations.cross_entropy_rows.cross_entropy_rows`."""
+    """Triton form of :func:`loadmaster.executor.memory.implementations.cross_entropy.cross_entropy_rows`.
+
+    Args:
+        weights: of classes, of rows, and of the rows' z-loss.
+    """
     rows, count = logits.shape
+    class_weights, row_weights, z_weights = (None if w is None else w.contiguous() for w in weights)
     if rows:
         _cross_entropy_rows[(rows,)](
             logits,
             targets.contiguous(),
-            None if class_weights is None else class_weights.contiguous(),
+            class_weights,
             None if class_weights is None else class_weights.sum(dtype=losses.dtype),
-            None if row_weights is None else row_weights.contiguous(),
-            None if z_weights is None else z_weights.contiguous(),
+            row_weights,
+            z_weights,
             losses,
             count,
             logits.stride(0),

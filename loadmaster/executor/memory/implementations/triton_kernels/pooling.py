@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.triton_kernels.launch import BLOCK, grid, is_wide, positions
+from loadmaster.executor.memory.implementations.triton_kernels.elementwise import BLOCK, grid, is_wide, positions
 from loadmaster.executor.steps.layouts import dense
 
 
@@ -43,14 +43,7 @@ def _pool_offsets(
     tl.store(offsets + window, (row * KERNEL_W + column).to(tl.uint8), mask=window < count)
 
 
-def pool_offsets(
-    indices: Tensor,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def pool_offsets(indices: Tensor, width: int, *window: Sequence[int]) -> Tensor:
     """Triton form of :func:`loadmaster.executor.memory.implementations.pooling.pool_offsets`."""
     indices = dense(indices)
     offsets = torch.empty_like(indices, dtype=torch.uint8)
@@ -65,8 +58,7 @@ def pool_offsets(
             POOLED_W=indices.shape[-1],
             ROW=max(1, indices.stride(-2)),
             COLUMN=max(1, indices.stride(-1)),
-            KERNEL_W=kernel[1],
-            **_window(stride, padding, dilation),
+            **_window(*window),
             WIDE=is_wide(count),
             BLOCK=BLOCK,
         )
@@ -134,15 +126,7 @@ def _pool_offset_backward(
     tl.store(result + element, total.to(result.dtype.element_ty), mask=element < count)
 
 
-def pool_offset_backward(
-    gradient: Tensor,
-    offsets: Tensor,
-    result: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> None:
+def pool_offset_backward(gradient: Tensor, offsets: Tensor, result: Tensor, *window: Sequence[int]) -> None:
     """Write the gradient of the pool's input to ``result``, which is dense, the samples outermost.
 
     See :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`.
@@ -167,21 +151,17 @@ def pool_offset_backward(
             COLUMN=result.stride(3),
             POOLED_H=gradient.shape[2],
             POOLED_W=gradient.shape[3],
-            KERNEL_H=kernel[0],
-            KERNEL_W=kernel[1],
-            **_window(stride, padding, dilation),
+            KERNEL_H=window[0][0],
+            **_window(*window),
             DOUBLE=gradient.dtype == torch.float64,
             WIDE=is_wide(count),
             BLOCK=BLOCK,
         )
 
 
-def _window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> dict[str, int]:
-    return {
-        "STRIDE_H": stride[0],
-        "STRIDE_W": stride[1],
-        "PADDING_H": padding[0],
-        "PADDING_W": padding[1],
-        "DILATION_H": dilation[0],
-        "DILATION_W": dilation[1],
-    }
+def _window(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> dict[str, int]:
+    both = {"STRIDE": stride, "PADDING": padding, "DILATION": dilation}
+    each = {f"{name}_{axis}": size for name, sizes in both.items() for axis, size in zip("HW", sizes, strict=True)}
+    return {"KERNEL_W": kernel[1], **each}

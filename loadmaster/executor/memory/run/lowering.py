@@ -1,6 +1,7 @@
-"""Equal segments, of which one is lowered and compiled: the layers of a network.
+"""Segments lowered for Inductor: of equal ones, as the layers of a network are, one is lowered and compiled.
 
-They read values of the same shapes, types and strides, of which the same ones share memory, and do the same to them.
+Equal segments read values of the same shapes, types and strides, of which the same ones share memory, and do the same
+to them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,55 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from loadmaster.executor.memory.run.repeats import described, described_tensors
-from loadmaster.executor.memory.run.segments import Segment
+from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.memory.implementations.emitting import aten, call
+from loadmaster.executor.memory.run.channels_last import ChannelsLast
+from loadmaster.executor.memory.run.segments import Segment, described, described_tensors
+from loadmaster.executor.steps.step_graph import tensor_bytes
 from loadmaster.executor.torch_private.autograd import storage_key
 from loadmaster.executor.torch_private.fake_tensors import detect_fake_mode
+from loadmaster.executor.torch_private.inductor import select_decomp_table
+from loadmaster.executor.torch_private.tracing import make_fx
+
+TOGETHER = 8  # Inductor's limit for tensors that take more than a copy
+SMALL_BYTES = 8 << 20  # what is written twice, where the parts are not put together as they are made
+
+
+def lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool) -> fx.GraphModule:
+    """The graph after Inductor's decompositions and those of our own operators.
+
+    Args:
+        channels_last: from the start; from where a result is otherwise.
+    """
+    # Constants that decompositions create must be fake like the inputs.
+    fake_mode = detect_fake_mode(inputs)
+    with contextlib.nullcontext() if fake_mode is None else fake_mode:
+        table = {**select_decomp_table(), **decompositions()}
+        run = ChannelsLast(module, convolutions=channels_last).run
+        lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
+    # Inductor's cache tells modules apart that differ in nothing but whether their code was written when they were
+    # made. Here it always is, whoever calls.
+    return fx.GraphModule(lowered, lowered.graph)
+
+
+def nest_concatenations(graph: fx.Graph) -> None:
+    """Nest small concatenations on GPUs of more than 8 tensors, so that each one has 8 at most.
+
+    Inductor puts up to 8 tensors together in one kernel. Of more it has each one written to its place by itself, which
+    is best for what can be made there. Parts of a product cannot: a loop over 32 positions that stacks them launches 32
+    kernels for a thousand elements each (Mamba), and 4 where they are nested in eights:
+
+        cat([a0, ..., a31])  becomes  cat([cat([a0, ..., a7]), ..., cat([a24, ..., a31])])
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
+        made, parts = node.meta["val"], cast(Sequence[Any], node.args[0])
+        if made.device.type != "cuda" or tensor_bytes(made) > SMALL_BYTES:
+            continue
+        with graph.inserting_before(node):
+            while len(parts) > TOGETHER:
+                eights = [parts[start : start + TOGETHER] for start in range(0, len(parts), TOGETHER)]
+                parts = [call(graph, node.target, eight, *node.args[1:], **node.kwargs) for eight in eights]
+            node.update_arg(0, parts)
 
 
 def kind_of(segment: Segment, given: Sequence[Any], storages: Storages) -> Hashable:
@@ -84,7 +130,6 @@ class Storages:
         self._holders = Counter(self.by_name.values())
 
     def add(self, segment: Segment, lowered: Lowered) -> None:
-        """Note the results of a segment."""
         held = [self.by_name[name] for name in segment.reads]
         for name, owner in zip(segment.makes, lowered.owners, strict=True):
             held.append(held[owner] if owner < len(held) else (name, "storage"))
