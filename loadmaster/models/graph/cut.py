@@ -37,7 +37,6 @@ class Cut:
         chunk_slots: rows that a program of a chunk takes at once.
         bound: length of the longest row that is not cut; 0: all are cut, None: none is.
         by_length: whether rows are taken in the order of their lengths.
-        warps: of a program.
     """
 
     rows: int
@@ -53,7 +52,6 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
 
     Args:
         widest: numbers of the widest value that it reads, makes or stores.
-        to: the space of its rows.
         over_rows, to_rows: that it runs over, and that it stores.
         longest: rows that belong to one row, at the most.
     """

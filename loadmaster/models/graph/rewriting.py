@@ -20,10 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from loadmaster.errors import InputError
-from loadmaster.models.graph.operators import GIVEN_SPACES, fold_shape
+from loadmaster.models.graph.operators import GIVEN, GIVEN_SPACES, Value, fold_shape
 from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space, join
-from loadmaster.models.graph.value import GIVEN, Value
 
 FIRST, WEIGHTS, SUM, SPREAD, PARTS = "as written", "weights first", "sum first", "for each edge", "by parts"
 PAIRS: dict[Space, Space] = {"target": "target_pair", "source": "source_pair"}
@@ -34,7 +33,6 @@ class Factors:
     """Factors between a sum and the product that it sums: numbers for each edge.
 
     Attributes:
-        linear: number of the product.
         steps: numbers of values that multiply, innermost first; each with that of its factor, None where it has none.
         by_head: whether a factor is a number for each head.
     """

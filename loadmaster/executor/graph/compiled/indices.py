@@ -11,6 +11,7 @@ type. So the edges of one relation, or of one target and relation, are contiguou
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,16 +20,88 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.compiled.pairing import Pairing, Pairs
+from loadmaster.executor.graph.structure.adjacency import of_pair_keys, pair_keys
 from loadmaster.executor.graph.structure.blocks import Block
 from loadmaster.executor.graph.structure.graph import Graph
-from loadmaster.executor.graph.structure.ids import choose_dtype
-from loadmaster.executor.graph.structure.pairs import of_pair_keys, pair_keys
+from loadmaster.executor.graph.structure.schema import choose_dtype
+from loadmaster.models.graph.inline import OF_NODES
 from loadmaster.models.graph.spaces import Space
 
 Groups = tuple[Tensor, Tensor | None]
-_OF_NODES: tuple[Space, ...] = ("node", "source", "target")
 _END_OF: dict[Space, Space] = {"source_pair": "source", "target_pair": "target"}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The distinct pairs of a node and a relation, by relation, then by node.
+
+    Attributes:
+        node, relation: [pairs].
+        of_edge: [edges], the pair of each edge.
+        ptr: [pairs + 1], where the edges of each pair begin in ``order``.
+        order: [edges], edges by pair, then by number; None: 0, 1, 2, ...
+        relation_ptr: [relations + 1], where the pairs of each relation begin; the same on the host as a list.
+    """
+
+    node: Tensor
+    relation: Tensor
+    of_edge: Tensor
+    ptr: Tensor
+    order: Tensor | None
+    relation_ptr: Tensor
+    relation_list: list[int]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Pairs whose number is on the device still.
+
+    Attributes:
+        node, relation: [edges], of each edge.
+        order: [edges], edges by pair; None: they are in that order.
+        pair: [edges], the pair of each edge in that order.
+        relation_ptr: [relations + 1], where the pairs of each relation begin; the last one is the number of pairs.
+    """
+
+    node: Tensor
+    relation: Tensor
+    order: Tensor | None
+    pair: Tensor
+    relation_ptr: Tensor
+
+    @classmethod
+    def of(cls, node: Tensor, relation: Tensor, relation_ptr: Tensor, node_count: int, *, is_sorted: bool) -> Pairing:
+        """Pair the edges, which are sorted by relation, without waiting for the device.
+
+        Args:
+            node, relation: [edges], of one dtype.
+            relation_ptr: [relations + 1], where the edges of each relation begin.
+            is_sorted: whether the edges of one relation are sorted by node.
+        """
+        edges, relations, index = node.numel(), relation_ptr.numel() - 1, node.dtype
+        order = None
+        is_first = torch.ones(edges, dtype=torch.bool, device=node.device)
+        if is_sorted:
+            is_first[1:] = (node[1:] != node[:-1]) | (relation[1:] != relation[:-1])
+        else:
+            keys = relation.to(choose_dtype(None, relations * node_count)) * node_count + node
+            keys, order = torch.sort(keys, stable=True)
+            order = order.to(index)
+            is_first[1:] = keys[1:] != keys[:-1]
+        so_far = torch.cumsum(is_first, 0, dtype=index)
+        before = torch.cat((so_far.new_zeros(1), so_far)).index_select(0, relation_ptr)
+        return cls(node, relation, order, so_far - 1, before)
+
+    def counted(self, relation_list: list[int]) -> Pairs:
+        """Return the pairs, of which the host knows the number."""
+        bounds = torch.arange(relation_list[-1] + 1, dtype=self.pair.dtype, device=self.pair.device)
+        ptr = torch.searchsorted(self.pair, bounds, out_int32=bounds.dtype == torch.int32)
+        first, of_edge = ptr[:-1], self.pair
+        if self.order is not None:
+            first = self.order.index_select(0, first)
+            of_edge = torch.empty_like(self.pair).index_copy_(0, self.order.long(), self.pair)
+        node, relation = (x.index_select(0, first) for x in (self.node, self.relation))
+        return Pairs(node, relation, of_edge, ptr, self.order, self.relation_ptr, relation_list)
 
 
 class Indices:
@@ -38,7 +111,6 @@ class Indices:
 
     Attributes:
         result_rows: the rows of nodes that are a layer's results; None: all.
-        device: of all tensors.
     """
 
     def __init__(
@@ -194,12 +266,8 @@ class Indices:
         return self._pairs_of(space).node.numel()
 
     def map(self, fine: Space, coarse: Space) -> Tensor | None:
-        """Return the row of ``coarse`` that each row of ``fine`` belongs to: [rows(fine)]; None: it is the same row.
-
-        Raises:
-            InputError: rows of ``fine`` have no row of ``coarse``.
-        """
-        if fine == coarse or (fine in _OF_NODES and coarse in _OF_NODES):
+        """Return the row of ``coarse`` that each row of ``fine`` belongs to: [rows(fine)]; None: it is the same row."""
+        if fine == coarse or (fine in OF_NODES and coarse in OF_NODES):
             return None
         found: Tensor = self._once(("map", fine, coarse), lambda: self._mapped(fine, coarse))
         return found
@@ -218,11 +286,7 @@ class Indices:
         return found
 
     def segments(self, space: Space, types: Space) -> list[int]:
-        """Return where the rows of each row of ``types`` begin in a space that is sorted by it: [types + 1].
-
-        Raises:
-            InputError: the space is not sorted by it.
-        """
+        """Return where the rows of each row of ``types`` begin in a space that is sorted by it: [types + 1]."""
         found: list[int] = self._once(("segments", space, types), lambda: self._segmented(space, types))
         return found
 
@@ -262,7 +326,7 @@ class Indices:
             return self._pairs_of(fine).node
         if fine in _END_OF and coarse == "relation":
             return self._pairs_of(fine).relation
-        if fine in _OF_NODES and coarse == "node_type":
+        if fine in OF_NODES and coarse == "node_type":
             counts = [b - a for a, b in pairwise(self._type_list)]
             return torch.repeat_interleave(_on(self.device, counts, self._index), output_size=self.rows("node"))
         raise InputError("coarse", coarse, f"has no row for each row of {fine}", "Map to a coarser space.")
@@ -282,7 +346,7 @@ class Indices:
     def _segmented(self, space: Space, types: Space) -> list[int]:
         if types == "one":
             return [0, self.rows(space)]
-        if space in _OF_NODES and types == "node_type":
+        if space in OF_NODES and types == "node_type":
             return self._type_list
         if types == "relation" and space in _END_OF:
             return self._pairs_of(space).relation_list

@@ -13,8 +13,13 @@ from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.host_memory import host_empty, mapped_file
-from loadmaster.executor.graph.features.rules import Affinity, expect_affinity
-from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, is_read_in_place, no_gradient
+from loadmaster.executor.graph.features.unified_tensor import (
+    Affinity,
+    UnifiedTensor,
+    expect_affinity,
+    is_read_in_place,
+    no_gradient,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +61,6 @@ def unified_empty(
     """A unified tensor without contents, to be filled part by part: no second copy of a large table is needed.
 
     Args:
-        shape: of the tensor.
-        dtype: of its elements.
         affinity, device, debug: as for :func:`unified`.
 
     Raises:
@@ -123,11 +126,7 @@ def _made(host: Tensor, affinity: Affinity, reader: torch.device, debug: bool) -
 
 
 def _reader(device: torch.device | str | None) -> torch.device:
-    """The device that reads: with its number, if it is a CUDA device.
-
-    Raises:
-        InputError: neither the host nor a CUDA device that is there.
-    """
+    """The device that reads: with its number, if it is a CUDA device."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
