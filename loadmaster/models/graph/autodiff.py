@@ -56,7 +56,6 @@ class _Backward:
         self.needed = self._on_the_way()
 
     def program(self) -> Program:
-        """Build the program of both passes."""
         count = len(self.forward.values)
         for n in dict.fromkeys(self.forward.outputs):
             name = f"d_{self.forward.values[n].name}"

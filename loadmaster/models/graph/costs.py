@@ -97,10 +97,6 @@ class Costs:
         size = self.value_bytes(n)
         return size * self._reading.cold(size)
 
-    def time_us(self, kernel: Kernel, need: Need) -> float:
-        """Estimated time of a kernel with these needs, us."""
-        return self.work(kernel, need).time_us(self.hardware, self.element_bytes)
-
     def fastest(self, kernel: Kernel, need: Need) -> tuple[Kernel, float]:
         """Cut a kernel into those of the device's tiles that take least time; return it with that time. Among equal
         ones the cut by rule is taken."""
@@ -113,7 +109,6 @@ class Costs:
         return replace(kernel, tile=tile), time_us
 
     def work(self, kernel: Kernel, need: Need) -> Work:
-        """Work of a kernel."""
         return self._by_tile(kernel, need)(kernel.tile)
 
     def _by_tile(self, kernel: Kernel, need: Need) -> Callable[[Tile], Work]:

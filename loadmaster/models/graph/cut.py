@@ -73,13 +73,10 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
         each = min(mean, max(LEAST_SLOTS, mean // 4))
         while each < mean and to_rows * each < LEAST_PROGRAMS * slots:
             each *= 2
-    bound = _bound(widest, each, _steps(over_rows, slots))
+    # Steps that the program of the longest row may make.
+    steps = floor_power(min(MANY_STEPS, max(FEW_STEPS, over_rows // (slots * BUSY_PROGRAMS))))
+    bound = _bound(widest, each, steps)
     return Cut(slots // each, each, chunk_slots, bound if longest > bound else None, by_length, warps)
-
-
-def _steps(over_rows: int, slots: int) -> int:
-    """Largest number of steps that the program of the longest row may make."""
-    return floor_power(min(MANY_STEPS, max(FEW_STEPS, over_rows // (slots * BUSY_PROGRAMS))))
 
 
 def _bound(widest: int, slots: int, steps: int) -> int:

@@ -39,7 +39,6 @@ class DataSet:
 
     @property
     def node_type_counts(self) -> tuple[int, ...]:
-        """Number of nodes of each type."""
         ends = np.rint(np.cumsum(self.types) / sum(self.types) * self.nodes).astype(int)
         return tuple(np.diff(np.r_[0, ends]).tolist())
 

@@ -26,7 +26,6 @@ class TemplateTiles:
     fold: Tiles = EVERY_TILE
 
     def of(self, template: Template) -> Tiles:
-        """Tiles of one template."""
         found: Tiles = getattr(self, template)
         return found
 

@@ -111,16 +111,13 @@ def _dot_forms(program: Program, n: int) -> Iterator[tuple[str, tuple[int, int]]
     for linear, other in (program.values[n].inputs, program.values[n].inputs[::-1]):
         if program.values[linear].op != "linear":
             continue
-        weight = program.types[program.values[linear].inputs[1]]
-        if program.types[other].space in GIVEN_SPACES["parameter"]:
-            if _joins(weight.space, program.types[other].space) and fold_shape(
-                weight.shape, program.types[other].shape
-            ):
+        weight, side = program.types[program.values[linear].inputs[1]], program.types[other]
+        if not _joins(weight.space, side.space):
+            continue
+        if side.space in GIVEN_SPACES["parameter"]:
+            if fold_shape(weight.shape, side.shape):
                 yield WEIGHTS, (linear, other)
-        elif (
-            _joins(weight.space, program.types[other].space)
-            and len(program.types[other].shape) >= len(weight.shape) - 1
-        ):
+        elif len(side.shape) >= len(weight.shape) - 1:
             yield f"through {program.values[other].name}", (linear, other)
 
 

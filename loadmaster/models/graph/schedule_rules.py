@@ -98,12 +98,8 @@ def _order(program: Program, schedule: Schedule, needs: Inline) -> Iterator[str]
 
 def _unreadable(program: Program, kernel: Kernel, n: int, need: Need, own: frozenset[int]) -> set[int]:
     """Values that a kernel itself stores, and that another one of its values cannot be made from there."""
-    if kernel.template == "map":
-        return set(own & need.elsewhere)
-    if kernel.template == "gemm":
-        rows = {*matrix_rows(program, n)}
-        return set(own) if rows else set(own & need.elsewhere)
-    return set(own & need.elsewhere) if kernel.template == "traverse" else set(own)
+    is_product = kernel.template in ("outer", "fold") or (kernel.template == "gemm" and matrix_rows(program, n))
+    return set(own if is_product else own & need.elsewhere)
 
 
 def _inline(program: Program, kept: frozenset[int], needs: Inline) -> Iterator[str]:

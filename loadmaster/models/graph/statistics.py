@@ -72,7 +72,6 @@ class GraphStatistics:
 
 
 def expect_statistics(statistics: GraphStatistics) -> None:
-    """Refuse statistics that no graph has."""
     if not sum(statistics.nodes):
         raise InputError("statistics.nodes", 0, "are too few", "Give a graph with nodes.")
     if not sum(statistics.edges):

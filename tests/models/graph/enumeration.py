@@ -68,4 +68,4 @@ def _kernel_us(costs: Costs, needs: Inline, kernel: Kernel) -> float:
     need = Need()
     for n in kernel.stores:
         need |= needs.to_make(n)
-    return costs.time_us(kernel, need)
+    return costs.work(kernel, need).time_us(costs.hardware, costs.element_bytes)

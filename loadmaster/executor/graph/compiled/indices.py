@@ -115,16 +115,15 @@ class Indices:
 
     def __init__(
         self,
-        source: Tensor,
-        target: Tensor,
-        relation: Tensor,
+        ends: tuple[Tensor, Tensor, Tensor],
         node_count: int,
         relation_count: int,
         node_type_ptr: Sequence[int],
-        edge_order: Tensor | None,
-        result_rows: Tensor | None,
-        relation_ptr: Sequence[int] | None,
+        edge_order: Tensor | None = None,
+        relation_ptr: Sequence[int] | None = None,
+        result_rows: Tensor | None = None,
     ) -> None:
+        source, target, relation = ends
         self.device, self.result_rows = source.device, result_rows
         self._edge_order = edge_order
         self._edges: dict[Space, Tensor] = {"source": source, "target": target, "relation": relation}
@@ -157,16 +156,9 @@ class Indices:
     @classmethod
     def _of_graph(cls, graph: Graph) -> Indices:
         schema = graph.schema
-        return cls.from_edges(
-            graph.source,
-            graph.destination,
-            graph.relation,
-            schema.source_count,
-            len(schema.relations),
-            schema.source_offsets,
-            graph.edge_order,
-            graph.relation_ptr,
-        )
+        counts = schema.source_count, len(schema.relations), schema.source_offsets
+        ends = graph.source, graph.destination, graph.relation
+        return cls.from_edges(*ends, *counts, graph.edge_order, graph.relation_ptr)
 
     @classmethod
     def _of_block(cls, block: Block) -> Indices:
@@ -184,17 +176,8 @@ class Indices:
         if schema.destination_counts != schema.source_counts:
             starts = zip(schema.source_offsets, schema.destination_counts, strict=False)
             rows = torch.cat([torch.arange(start, start + count, device=device) for start, count in starts])
-        return cls(
-            block.source.to(index),
-            target,
-            relation,
-            schema.source_count,
-            len(schema.relations),
-            schema.source_offsets,
-            None,
-            rows,
-            block.relation_ptr,
-        )
+        counts = schema.source_count, len(schema.relations), schema.source_offsets
+        return cls((block.source.to(index), target, relation), *counts, None, block.relation_ptr, rows)
 
     @classmethod
     def from_edges(
@@ -219,17 +202,9 @@ class Indices:
         index = choose_dtype(None, max(source.numel(), node_count))
         keys, order = torch.sort(pair_keys(target, relation, node_count), stable=True)
         kinds, targets = of_pair_keys(keys, node_count)
-        return cls(
-            source[order].to(index),
-            targets.to(index),
-            kinds.to(index),
-            node_count,
-            relation_count,
-            node_type_ptr,
-            (order if edge_order is None else edge_order[order]).to(index),
-            None,
-            relation_ptr,
-        )
+        ends = source[order].to(index), targets.to(index), kinds.to(index)
+        given = (order if edge_order is None else edge_order[order]).to(index)
+        return cls(ends, node_count, relation_count, node_type_ptr, given, relation_ptr)
 
     @property
     def edge_order(self) -> Tensor:
@@ -301,12 +276,8 @@ class Indices:
 
         At least 1: no edge sees the degree of a node without edges, and a quotient by 0 would not be a number.
         """
-
-        def counted() -> Tensor:
-            ptr, _ = self.groups("edge", space)
-            return (ptr[1:] - ptr[:-1]).clamp(min=1).to(dtype)
-
-        found: Tensor = self._once(("degree", space, dtype), counted)
+        key = ("degree", space, dtype)
+        found: Tensor = self._once(key, lambda: self.groups("edge", space)[0].diff().clamp(min=1).to(dtype))
         return found
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -55,7 +55,6 @@ class KernelMaker:
             self.longest, self._generate = generated.longest, generated.on
 
     def on(self, indices: Indices) -> KernelRunner:
-        """The runner on one graph."""
         if self._generate is not None:
             found = self._generate(indices)
             if found is not None:

@@ -64,7 +64,7 @@ def _gather_hot_rows(
     if index.is_cuda and in_place:
         expect_readable(table, index.device)
         result = rows.new_empty((index.shape[0], *table.shape[1:]))
-        gather_kernel().gather_hot(table, rows, slots, counts, index.contiguous(), result)
+        gather_kernel().gather(table, index.contiguous(), result, (rows, slots, counts))
         return result
     expect_in_range(index, table.shape[0])
     slot = slots[index]

@@ -38,8 +38,7 @@ def unified(
     Raises:
         InputError: a tensor that needs a gradient or is sparse, an unknown affinity or device, no memory.
     """
-    expect_affinity(affinity)
-    reader = _reader(device)
+    reader = _reader(affinity, device)
     if tensor.requires_grad:
         raise no_gradient(tensor)
     if tensor.layout != torch.strided:
@@ -66,8 +65,7 @@ def unified_empty(
     Raises:
         InputError: as :func:`unified`.
     """
-    expect_affinity(affinity)
-    reader = _reader(device)
+    reader = _reader(affinity, device)
     return _made(host_empty(shape, dtype, reader), affinity, reader, debug)
 
 
@@ -93,8 +91,7 @@ def unified_file(
     Raises:
         InputError: no such file, a file with another shape, dtype or number of bytes, or as for :func:`unified`.
     """
-    expect_affinity(affinity)
-    reader, path = _reader(device), Path(path)
+    reader, path = _reader(affinity, device), Path(path)
     if not path.is_file():
         raise InputError("path", str(path), "is no file", "Name a file of features.")
     begin_bytes = 0
@@ -125,8 +122,9 @@ def _made(host: Tensor, affinity: Affinity, reader: torch.device, debug: bool) -
     return UnifiedTensor(host, affinity=affinity, result_device=reader, debug=debug, in_place=in_place)
 
 
-def _reader(device: torch.device | str | None) -> torch.device:
-    """The device that reads: with its number, if it is a CUDA device."""
+def _reader(affinity: str, device: torch.device | str | None) -> torch.device:
+    """The device that reads a table of a known affinity: with its number, if it is a CUDA device."""
+    expect_affinity(affinity)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -325,7 +325,6 @@ def _plain(value: Any) -> Any:
 
 
 def _moved(value: Any, where: torch.device) -> Any:
-    """Every tensor brought to a device."""
     return pytree.tree_map(lambda t: t.to(where) if isinstance(t, Tensor) else t, value)
 
 

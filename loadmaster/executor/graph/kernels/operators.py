@@ -26,7 +26,6 @@ WIDE_ROW = 16
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 

@@ -154,11 +154,6 @@ class Pairs(NamedTuple):
     relation: Tensor
     edges: Compressed
 
-    @property
-    def pair_count(self) -> int:
-        """Number of distinct (node, relation) pairs."""
-        return self.node.numel()
-
 
 def pair_keys(node: Tensor, relation: Tensor, node_count: int) -> Tensor:
     """One number for the node and the relation of each edge, ordered by relation, then by node: int64 [edges]."""

@@ -126,7 +126,7 @@ class NeighbourSampler:
             return graph.csc(), rows.long(), torch.arange(rows.numel(), device=rows.device), None
         pairs = graph.destination_pairs()
         if self._groups_of_node is None:
-            every = torch.arange(pairs.pair_count, dtype=pairs.node.dtype, device=rows.device)
+            every = torch.arange(pairs.node.numel(), dtype=pairs.node.dtype, device=rows.device)
             self._groups_of_node = compress(pairs.node, every, graph.schema.destination_count)
         positions, counts = positions_of(self._groups_of_node, rows)
         groups = self._groups_of_node.neighbour[positions].long()

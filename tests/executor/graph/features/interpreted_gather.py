@@ -114,7 +114,7 @@ def hot_rows_and_their_counts() -> None:
         slots[torch.tensor(hot, dtype=torch.int64)] = torch.arange(len(hot), dtype=torch.int32)
         counts = torch.tensor([10, 20])
         room = Guarded((INDEX.numel(), width), dtype)
-        gather_kernel.gather_hot(on_host, rows, slots, counts, INDEX, room.result)
+        gather_kernel.gather(on_host, INDEX, room.result, (rows, slots, counts))
         room.expect(table[INDEX])
         found = sum(int(i) % ROWS in hot for i in INDEX.tolist())
         assert counts.tolist() == [10 + found, 20 + INDEX.numel()]

@@ -48,7 +48,6 @@ class TritonKernel:
     """
 
     def __init__(self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype) -> None:
-        """Prepare a kernel of a schedule."""
         self.program, self.kernel, self.kept, self.dtype = program, kernel, kept, dtype
         self.reads = reads(program, kernel, kept)
         self.dtypes = [stored_dtype(program, n, dtype) if n in kept else dtype for n in self.reads]

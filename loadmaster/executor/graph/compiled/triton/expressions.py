@@ -72,7 +72,6 @@ class Expressions:
         return Coordinate(Register(name, (name,)), mask)
 
     def everywhere(self, shape: Sequence[int]) -> Coordinates:
-        """All coordinates of a shape."""
         found: list[Coordinate] = []
         for extent in shape:
             found.append(self.whole(extent, found))

@@ -22,7 +22,6 @@ NUMBERS = 4096  # that a program makes of one value
 def mapped(
     program: Program, kernel: Kernel, held: Mapping[int, Argument], wide: frozenset[Space], real: str
 ) -> Generated:
-    """The launch of a map kernel."""
     f = Function("mapped", real)
     e = Expressions(program, f, held)
     longest = max(program.types[n].numbers for n in kernel.stores)

@@ -171,7 +171,6 @@ class Function:
         )
 
     def text(self) -> str:
-        """The kernel's definition in Triton."""
         names = ", ".join(self.arguments)
         counts = [name for name, bound in self.arguments.items() if bound[0] == "count"]
         lines = [f"@triton.jit(do_not_specialize={counts!r})", f"def {self.name}({names}):"]
@@ -213,7 +212,6 @@ def written(text: str, where: Path) -> Path:
 
 @cache
 def imported(text: str) -> ModuleType:
-    """The module of a source."""
     path = written(text, folder())
     module = ModuleType(path.stem)
     module.__file__ = str(path)
