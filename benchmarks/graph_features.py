@@ -42,7 +42,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from benchmarks import record  # noqa: E402
-from loadmaster.executor.graph.features import (  # noqa: E402
+from loadmaster.executor.graph import (  # noqa: E402
     FeatureLoader,
     HotRows,
     UnifiedTensor,

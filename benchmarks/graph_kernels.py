@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import loadmaster.executor.graph.messages.functions as fn
 from benchmarks import record
-from loadmaster.executor.graph.messages.softmax import edge_softmax
+from loadmaster.executor.graph.messages.sparse import edge_softmax
 from loadmaster.executor.graph.structure.graph import Graph
 
 WIDTHS = (32, 64, 128, 256, 512)

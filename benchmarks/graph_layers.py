@@ -46,9 +46,8 @@ from loadmaster.executor.graph.compiled.module import CompiledLayer
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.datasets import DATA_SETS
 from loadmaster.models.graph.device import GraphHardware, graph_hardware
-from loadmaster.models.graph.greedy import greedy_kept, least_kept
 from loadmaster.models.graph.library import layer
-from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.lowering import greedy_kept, least_kept, lowered
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.graph.program import Program

@@ -11,41 +11,37 @@ except ImportError:
 
 from loadmaster.executor.graph.compiled.calibrate import calibrated
 from loadmaster.executor.graph.compiled.capture import capture
-from loadmaster.executor.graph.compiled.compiling import compile
+from loadmaster.executor.graph.compiled.compiling import compile, tune
 from loadmaster.executor.graph.compiled.module import CompiledLayer
-from loadmaster.executor.graph.compiled.tune import tune
-from loadmaster.executor.graph.features import (
-    Batch,
-    FeatureLoader,
+from loadmaster.executor.graph.features.hot_rows import (
     HotRows,
-    UnifiedTensor,
     hottest,
     out_degrees,
     predicted_hit_rate,
     reverse_pagerank,
     rows_within,
     sampled_frequency,
-    unified,
-    unified_empty,
-    unified_file,
 )
+from loadmaster.executor.graph.features.loader import Batch, FeatureLoader
+from loadmaster.executor.graph.features.making import unified, unified_empty, unified_file
+from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor
 from loadmaster.executor.graph.messages import functions as fn
-from loadmaster.executor.graph.messages.softmax import edge_softmax
+from loadmaster.executor.graph.messages.sparse import edge_softmax
 from loadmaster.executor.graph.structure.batches import GraphBatch, batch, readout_edges, readout_nodes, unbatch
 from loadmaster.executor.graph.structure.blocks import Block
 from loadmaster.executor.graph.structure.conversions import (
     from_networkx,
     from_pyg,
     from_scipy,
+    load_graphs,
+    save_graphs,
     to_networkx,
     to_pyg,
     to_scipy,
 )
-from loadmaster.executor.graph.structure.files import load_graphs, save_graphs
 from loadmaster.executor.graph.structure.graph import Graph
-from loadmaster.executor.graph.structure.sampling import NeighbourSampler
+from loadmaster.executor.graph.structure.sampling import NeighbourSampler, random_walk
 from loadmaster.executor.graph.structure.selection import edge_subgraph, node_subgraph, relation_subgraph
-from loadmaster.executor.graph.structure.walks import random_walk
 from loadmaster.models.graph.device import graph_hardware
 from loadmaster.models.graph.tracing import (
     concat,

@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadmaster.errors import InputError
-from loadmaster.models.graph.operators import Shape
+from loadmaster.models.graph.operators import Shape, Value
 from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space
-from loadmaster.models.graph.value import Value
 
 
 def with_backward(program: Program, of: Sequence[int] | None = None) -> Program:
@@ -57,7 +56,6 @@ class _Backward:
         self.needed = self._on_the_way()
 
     def program(self) -> Program:
-        """Build the program of both passes."""
         count = len(self.forward.values)
         for n in dict.fromkeys(self.forward.outputs):
             name = f"d_{self.forward.values[n].name}"
@@ -109,19 +107,33 @@ class _Backward:
 
 
 Backward = Callable[[_Backward, int, Value, int], None]
+# What the gradient of the only input is: (builder, number of the value, value, its gradient, the input) -> a number.
+Made = Callable[[_Backward, int, Value, int, int], int]
 
 
-def _map(slope: Callable[[_Backward, int, Value], int]) -> Backward:
-    """Rule of an operator on each number: the gradient times the slope, computed from the value and its input."""
+def _given(made: Made) -> Backward:
+    """Rule of an operator with one input, whose gradient is made in the rows of the value."""
 
     def rule(b: _Backward, n: int, value: Value, g: int) -> None:
-        b.give(value.inputs[0], b.op("mul", g, slope(b, n, value)), b.space(n))
+        (x,) = value.inputs
+        b.give(x, made(b, n, value, g, x), b.space(n))
 
     return rule
 
 
-def _scaled(b: _Backward, n: int, value: Value, g: int) -> None:
-    b.give(value.inputs[0], b.op("scale", g, number=-1.0 if value.op == "neg" else value.number), b.space(n))
+def _map(slope: Callable[[_Backward, int, Value, int], int]) -> Backward:
+    """Rule of an operator on each number: the gradient times the slope, computed from the value and its input."""
+    return _given(lambda b, n, value, g, x: b.op("mul", g, slope(b, n, value, x)))
+
+
+def _view(made: Made) -> Backward:
+    """Rule of a view, whose gradient is a view of the value's."""
+
+    def rule(b: _Backward, n: int, value: Value, g: int) -> None:
+        (x,) = value.inputs
+        b.add_term(x, made(b, n, value, g, x))
+
+    return rule
 
 
 def _same(b: _Backward, n: int, value: Value, g: int) -> None:
@@ -162,16 +174,6 @@ def _concat(b: _Backward, n: int, value: Value, g: int) -> None:
         start += count
 
 
-def _part(b: _Backward, n: int, value: Value, g: int) -> None:
-    (x,) = value.inputs
-    b.give(x, b.op("pad", g, number=value.number, count=b.shape(x)[-1]), b.space(n))
-
-
-def _pad(b: _Backward, n: int, value: Value, g: int) -> None:
-    (x,) = value.inputs
-    b.give(x, b.op("part", g, number=value.number, count=b.shape(x)[-1]), b.space(n))
-
-
 def _linear(b: _Backward, n: int, value: Value, g: int) -> None:
     x, weight = value.inputs
     heads = len(b.shape(weight)) == 3
@@ -198,27 +200,6 @@ def _dot(b: _Backward, n: int, value: Value, g: int) -> None:
         b.give(of, b.op("head_sum", found) if heads < 0 else found, b.space(n))
 
 
-def _row_sum(b: _Backward, n: int, value: Value, g: int) -> None:
-    (x,) = value.inputs
-    b.give(x, b.op("repeat_last", g, count=b.shape(x)[-1]), b.space(n))
-
-
-def _head_sum(b: _Backward, n: int, value: Value, g: int) -> None:
-    (x,) = value.inputs
-    b.give(x, b.op("repeat_heads", g, count=b.shape(x)[0]), b.space(n))
-
-
-def _spread(b: _Backward, n: int, value: Value, g: int) -> None:
-    b.give(value.inputs[0], g, b.space(n))
-
-
-def _repeated(op: str) -> Backward:
-    def rule(b: _Backward, n: int, value: Value, g: int) -> None:
-        b.give(value.inputs[0], b.op(op, g), b.space(n))
-
-    return rule
-
-
 def _fold(b: _Backward, n: int, value: Value, g: int) -> None:
     weight, w = value.inputs
     if len(b.shape(weight)) == 2 and len(b.shape(w)) == 2:
@@ -243,48 +224,9 @@ def _aggregate(b: _Backward, n: int, value: Value, g: int) -> None:
     b.give(x, g, value.over)
 
 
-def _view(op: str) -> Backward:
-    def rule(b: _Backward, n: int, value: Value, g: int) -> None:
-        (x,) = value.inputs
-        b.add_term(x, b.op(op, g))
-
-    return rule
-
-
-def _as_node(b: _Backward, n: int, value: Value, g: int) -> None:
-    (x,) = value.inputs
-    b.add_term(x, b.op(b.space(x), g))
-
-
-def _join_heads(b: _Backward, n: int, value: Value, g: int) -> None:
-    (x,) = value.inputs
-    b.add_term(x, b.op("split_heads", g, count=b.shape(x)[0]))
-
-
-def _of_relu(b: _Backward, n: int, value: Value) -> int:
-    return b.op("step", value.inputs[0])
-
-
-def _of_leaky_relu(b: _Backward, n: int, value: Value) -> int:
+def _of_leaky_relu(b: _Backward, n: int, value: Value, x: int) -> int:
     slope = value.number or 0.0
-    return b.op("shift", b.op("scale", b.op("step", value.inputs[0]), number=1.0 - slope), number=slope)
-
-
-def _of_elu(b: _Backward, n: int, value: Value) -> int:
-    # exp(min(x, 0)): 1 above 0, e^x below.
-    return b.op("exp", b.op("neg", b.op("relu", b.op("neg", value.inputs[0]))))
-
-
-def _of_sigmoid(b: _Backward, n: int, value: Value) -> int:
-    return b.op("mul", n, b.op("shift", b.op("neg", n), number=1.0))
-
-
-def _of_tanh(b: _Backward, n: int, value: Value) -> int:
-    return b.op("shift", b.op("neg", b.op("mul", n, n)), number=1.0)
-
-
-def _of_reciprocal(b: _Backward, n: int, value: Value) -> int:
-    return b.op("neg", b.op("mul", n, n))
+    return b.op("shift", b.op("scale", b.op("step", x), number=1.0 - slope), number=slope)
 
 
 _RULES: dict[str, Backward] = {
@@ -292,34 +234,35 @@ _RULES: dict[str, Backward] = {
     "sub": _sub,
     "mul": _mul,
     "div": _div,
-    "neg": _scaled,
-    "scale": _scaled,
+    "neg": _given(lambda b, n, value, g, x: b.op("scale", g, number=-1.0)),
+    "scale": _given(lambda b, n, value, g, x: b.op("scale", g, number=value.number)),
     "shift": _same,
-    "exp": _map(lambda b, n, value: n),
-    "log": _map(lambda b, n, value: b.op("reciprocal", value.inputs[0])),
-    "relu": _map(_of_relu),
+    "exp": _map(lambda b, n, value, x: n),
+    "log": _map(lambda b, n, value, x: b.op("reciprocal", x)),
+    "relu": _map(lambda b, n, value, x: b.op("step", x)),
     "leaky_relu": _map(_of_leaky_relu),
-    "elu": _map(_of_elu),
-    "gelu": _map(lambda b, n, value: b.op("gelu_slope", value.inputs[0])),
-    "sigmoid": _map(_of_sigmoid),
-    "tanh": _map(_of_tanh),
-    "reciprocal": _map(_of_reciprocal),
+    # exp(min(x, 0)): 1 above 0, e^x below.
+    "elu": _map(lambda b, n, value, x: b.op("exp", b.op("neg", b.op("relu", b.op("neg", x))))),
+    "gelu": _map(lambda b, n, value, x: b.op("gelu_slope", x)),
+    "sigmoid": _map(lambda b, n, value, x: b.op("mul", n, b.op("shift", b.op("neg", n), number=1.0))),
+    "tanh": _map(lambda b, n, value, x: b.op("shift", b.op("neg", b.op("mul", n, n)), number=1.0)),
+    "reciprocal": _map(lambda b, n, value, x: b.op("neg", b.op("mul", n, n))),
     "concat": _concat,
     "linear": _linear,
     "dot": _dot,
-    "part": _part,
-    "pad": _pad,
-    "row_sum": _row_sum,
-    "head_sum": _head_sum,
-    "repeat_heads": _repeated("head_sum"),
-    "repeat_last": _repeated("row_sum"),
+    "part": _given(lambda b, n, value, g, x: b.op("pad", g, number=value.number, count=b.shape(x)[-1])),
+    "pad": _given(lambda b, n, value, g, x: b.op("part", g, number=value.number, count=b.shape(x)[-1])),
+    "row_sum": _given(lambda b, n, value, g, x: b.op("repeat_last", g, count=b.shape(x)[-1])),
+    "head_sum": _given(lambda b, n, value, g, x: b.op("repeat_heads", g, count=b.shape(x)[0])),
+    "repeat_heads": _given(lambda b, n, value, g, x: b.op("head_sum", g)),
+    "repeat_last": _given(lambda b, n, value, g, x: b.op("row_sum", g)),
     "fold": _fold,
     "aggregate": _aggregate,
-    "source": _view("as_node"),
-    "target": _view("as_node"),
-    "as_node": _as_node,
-    "spread": _spread,
-    "transpose": _view("transpose"),
-    "join_heads": _join_heads,
-    "split_heads": _view("join_heads"),
+    "source": _view(lambda b, n, value, g, x: b.op("as_node", g)),
+    "target": _view(lambda b, n, value, g, x: b.op("as_node", g)),
+    "as_node": _view(lambda b, n, value, g, x: b.op(b.space(x), g)),
+    "spread": _same,
+    "transpose": _view(lambda b, n, value, g, x: b.op("transpose", g)),
+    "join_heads": _view(lambda b, n, value, g, x: b.op("split_heads", g, count=b.shape(x)[0])),
+    "split_heads": _view(lambda b, n, value, g, x: b.op("join_heads", g)),
 }

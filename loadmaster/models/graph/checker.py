@@ -41,7 +41,6 @@ class Check:
         violations: in words, empty when the plan holds.
         peak_bytes, peak_at: highest bytes in memory, and the kernel that runs then.
         kernels_us, gather_us: the two parts of the step.
-        kernels: cost of each kernel.
     """
 
     violations: tuple[str, ...]

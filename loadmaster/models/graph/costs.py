@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 
 from loadmaster.models.graph.cut import chunk_rows, cut_of
 from loadmaster.models.graph.device import GraphHardware
-from loadmaster.models.graph.inline import Need
+from loadmaster.models.graph.inline import Need, required
+from loadmaster.models.graph.lowering import kernel_of, template_of
 from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.phases import phases
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.reading import Reading
-from loadmaster.models.graph.schedule import Kernel, Template, Tile
+from loadmaster.models.graph.schedule import MOST_STORES, Kernel, Template, Tile
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
 from loadmaster.models.graph.statistics import GraphStatistics
 
@@ -50,7 +51,6 @@ class Work:
         matrix_flops, outer_flops: of products; of these, of outer products.
         made: values that are made for the rows of a product.
         steps: of the program that takes longest.
-        launches: one after the other.
     """
 
     dram_bytes: float
@@ -97,10 +97,6 @@ class Costs:
         size = self.value_bytes(n)
         return size * self._reading.cold(size)
 
-    def time_us(self, kernel: Kernel, need: Need) -> float:
-        """Estimated time of a kernel with these needs, us."""
-        return self.work(kernel, need).time_us(self.hardware, self.element_bytes)
-
     def fastest(self, kernel: Kernel, need: Need) -> tuple[Kernel, float]:
         """Cut a kernel into those of the device's tiles that take least time; return it with that time. Among equal
         ones the cut by rule is taken."""
@@ -113,11 +109,6 @@ class Costs:
         return replace(kernel, tile=tile), time_us
 
     def work(self, kernel: Kernel, need: Need) -> Work:
-        """Work of a kernel.
-
-        Args:
-            need: needs of all that it stores.
-        """
         return self._by_tile(kernel, need)(kernel.tile)
 
     def _by_tile(self, kernel: Kernel, need: Need) -> Callable[[Tile], Work]:
@@ -201,3 +192,23 @@ def _padded(types: Iterable[int], tile: int) -> tuple[int, int]:
     """Count the rows, each type's padded to whole tiles, and the tiles."""
     tiles = sum(-(-rows // tile) for rows in types)
     return tiles * tile, tiles
+
+
+def least_us(costs: Costs) -> float:
+    """Lower bound of the time of all schedules of a program, us, without looking at schedules.
+
+    Every product through a weight, every gradient of a weight and every product of weights has a kernel of its own: it
+    takes at least the time of storing its result and of its products, and a launch. Aggregates share kernels, so each
+    pays for what it stores and for its part of a launch. Everything else that is read or stored comes on top.
+    """
+    program, hardware = costs.program, costs.hardware
+    found = 0.0
+    for n in required(program):
+        template = template_of(program, n)
+        if template in ("gemm", "outer", "fold"):
+            kernel = kernel_of(program, (n,))
+            found += costs.fastest(kernel, Need())[1]
+        elif template == "traverse":
+            stored_us = costs.cold_bytes(n) / (hardware.dram_gbps * 1e3)
+            found += stored_us + hardware.launch_us / MOST_STORES[template]
+    return found

@@ -37,7 +37,6 @@ class Cut:
         chunk_slots: rows that a program of a chunk takes at once.
         bound: length of the longest row that is not cut; 0: all are cut, None: none is.
         by_length: whether rows are taken in the order of their lengths.
-        warps: of a program.
     """
 
     rows: int
@@ -53,7 +52,6 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
 
     Args:
         widest: numbers of the widest value that it reads, makes or stores.
-        to: the space of its rows.
         over_rows, to_rows: that it runs over, and that it stores.
         longest: rows that belong to one row, at the most.
     """
@@ -75,13 +73,10 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
         each = min(mean, max(LEAST_SLOTS, mean // 4))
         while each < mean and to_rows * each < LEAST_PROGRAMS * slots:
             each *= 2
-    bound = _bound(widest, each, _steps(over_rows, slots))
+    # Steps that the program of the longest row may make.
+    steps = floor_power(min(MANY_STEPS, max(FEW_STEPS, over_rows // (slots * BUSY_PROGRAMS))))
+    bound = _bound(widest, each, steps)
     return Cut(slots // each, each, chunk_slots, bound if longest > bound else None, by_length, warps)
-
-
-def _steps(over_rows: int, slots: int) -> int:
-    """Largest number of steps that the program of the longest row may make."""
-    return floor_power(min(MANY_STEPS, max(FEW_STEPS, over_rows // (slots * BUSY_PROGRAMS))))
 
 
 def _bound(widest: int, slots: int, steps: int) -> int:

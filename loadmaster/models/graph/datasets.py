@@ -39,7 +39,6 @@ class DataSet:
 
     @property
     def node_type_counts(self) -> tuple[int, ...]:
-        """Number of nodes of each type."""
         ends = np.rint(np.cumsum(self.types) / sum(self.types) * self.nodes).astype(int)
         return tuple(np.diff(np.r_[0, ends]).tolist())
 
@@ -64,11 +63,7 @@ DATA_SETS: dict[str, DataSet] = {
 
 
 def data_set(name: str) -> DataSet:
-    """Return the sizes of a data set by its name.
-
-    Raises:
-        InputError: there is no such data set.
-    """
+    """Return the sizes of a data set by its name."""
     if name not in DATA_SETS:
         raise InputError("dataset", name, "is no data set that is known", f"Choose one of: {', '.join(DATA_SETS)}.")
     return DATA_SETS[name]
@@ -78,9 +73,6 @@ def generated(name: str, seed: int = 0) -> tuple[Ids, Ids, Ids]:
     """Generate a graph of a data set's sizes: source, target and relation of every edge, [edges] each, by seed.
 
     Nodes are numbered type by type; edges are sorted by relation.
-
-    Raises:
-        InputError: there is no such data set.
     """
     of = data_set(name)
     rng = np.random.default_rng([seed, *name.encode()])
@@ -97,7 +89,8 @@ def generated(name: str, seed: int = 0) -> tuple[Ids, Ids, Ids]:
     for r in range(of.relations):
         here = slice(at, at + int(edges[r]))
         source[here] = first[from_type[r]] + _sources(rng, int(edges[r]), int(pairs[r]), int(counts[from_type[r]]))
-        target[here] = first[to_type[r]] + _skewed(rng, int(edges[r]), int(counts[to_type[r]]))
+        nodes = int(counts[to_type[r]])
+        target[here] = first[to_type[r]] + _scattered(rng, _square(rng, int(edges[r]), nodes), nodes)
         at += int(edges[r])
     return source, target, np.repeat(numbers.astype(np.int32), edges)
 
@@ -129,10 +122,6 @@ def _sources(rng: np.random.Generator, edges: int, pairs: int, nodes: int) -> Id
     found = np.concatenate([chosen, again])
     rng.shuffle(found)
     return found
-
-
-def _skewed(rng: np.random.Generator, edges: int, nodes: int) -> Ids:
-    return _scattered(rng, _square(rng, edges, nodes), nodes)
 
 
 def _square(rng: np.random.Generator, count: int, among: int) -> Ids:

@@ -26,7 +26,6 @@ class TemplateTiles:
     fold: Tiles = EVERY_TILE
 
     def of(self, template: Template) -> Tiles:
-        """Tiles of one template."""
         found: Tiles = getattr(self, template)
         return found
 
@@ -39,9 +38,7 @@ class GraphHardware:
     """Constants of one GPU.
 
     Attributes:
-        memory_bytes: of the device.
         dram_gbps, l2_gbps: bandwidth of its memory and its cache in these kernels, GB/s (1e9 bytes per second).
-        l2_bytes: of the cache.
         matrix_tflops: rate of matrix products by bytes of an element, 1e12 FLOP/s: (2, 4).
         made_per_us: values of rows that products make on the way, in a microsecond.
         step_us: time that a program waits for memory, each time.

@@ -61,11 +61,7 @@ def _expect_different_names(program: Program) -> None:
 
 
 def expect_program(program: Program) -> None:
-    """Refuse programs with numbers that name no value, or operators that cannot take their inputs.
-
-    Raises:
-        InputError: naming the field.
-    """
+    """Refuse programs with numbers that name no value, or operators that cannot take their inputs."""
     known = len(program.values)
     numbered = [("outputs", n) for n in program.outputs]
     numbered += [("gradients", n) for pair in program.gradients for n in pair]

@@ -93,7 +93,6 @@ def formulate(problem: GraphProblem, of: Sequence[Candidates], budget_bytes: int
     """Build the integer program of a graph problem.
 
     Args:
-        of: the candidates of each order.
         budget_bytes: None: without (K7) to (K9).
         scale: microseconds that count as 1.
     """

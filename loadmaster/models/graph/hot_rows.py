@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from loadmaster.models.graph.problem import FeatureStore, GraphProblem
+from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.statistics import HOT_SHARES
 
 
@@ -27,7 +27,7 @@ def gather_us(problem: GraphProblem, hot_rows: int) -> float:
     store = problem.store
     if store is None:
         return 0.0
-    return (1.0 - hit_rate(problem, hot_rows)) * _all_us(store)
+    return (1.0 - hit_rate(problem, hot_rows)) * (store.reads * store.row_bytes / (store.link_gbps * 1e3))
 
 
 def segments(problem: GraphProblem) -> list[tuple[int, float]]:
@@ -54,7 +54,3 @@ def as_many_as_fit(problem: GraphProblem, room_bytes: int) -> int:
     """Number of hot rows that fit into so many bytes."""
     store = problem.store
     return 0 if store is None else min(store.rows, max(0, room_bytes) // store.row_bytes)
-
-
-def _all_us(store: FeatureStore) -> float:
-    return store.reads * store.row_bytes / (store.link_gbps * 1e3)

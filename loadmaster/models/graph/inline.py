@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
-from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.operators import GIVEN, OPERATORS
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import must_be_kept
 from loadmaster.models.graph.spaces import Space
-from loadmaster.models.graph.value import GIVEN
 
 OF_NODES: frozenset[Space] = frozenset({"node", "source", "target"})
 

@@ -29,11 +29,7 @@ from loadmaster.models.graph.tracing import (
 
 
 def rgcn(width: int, out: int, heads: int) -> Program:
-    """R-GCN: h W0 + the sum over relations of the mean of h W_r. It has no attention, so one head only.
-
-    Raises:
-        InputError: several are asked for.
-    """
+    """R-GCN: h W0 + the sum over relations of the mean of h W_r. It has no attention, so one head only."""
     if heads != 1:
         raise InputError("heads", heads, "are none that this layer has: it has no attention", "Leave them at 1.")
 

@@ -7,9 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from loadmaster.models.graph.greedy import greedy_schedule, least_kept
 from loadmaster.models.graph.inline import base, required
-from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.lowering import greedy_schedule, least_kept, lowered
 from loadmaster.models.graph.orders import Order, orders
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program

@@ -33,12 +33,14 @@ both are equal. ``scale`` and ``shift`` multiply by, and add, the value's number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from loadmaster.errors import InputError
+from loadmaster.models.fields import Bounds, Index, Name
 from loadmaster.models.graph.spaces import WEIGHT_SPACES, Space, is_coarser, join
-from loadmaster.models.graph.value import Value
 
 Shape = tuple[int, ...]
 GIVEN_SPACES: dict[str, tuple[Space, ...]] = {
@@ -47,16 +49,42 @@ GIVEN_SPACES: dict[str, tuple[Space, ...]] = {
     "degree": ("source", "target", "target_pair"),
     "gradient": ("node",),
 }
+Extent = Annotated[int, Bounds(ge=1, le=1 << 20)]
+# Operators of values that are given, not computed.
+GIVEN = frozenset({"feature", "parameter", "degree", "gradient"})
+
+
+@dataclass(frozen=True)
+class Value:
+    """Value of a graph program, with the operator that makes it.
+
+    Attributes:
+        op: the operator that makes it, a key of :data:`loadmaster.models.graph.operators.OPERATORS`.
+        inputs: the numbers of values before it.
+        number: the operator's own number: the slope of ``leaky_relu``, the start of a ``part``.
+        count: the operator's own count: heads of ``split_heads``, numbers of a ``part``.
+        space: of a given value, or of the result of an ``aggregate``, ``outer`` or ``spread``; None elsewhere.
+        over: the rows that an ``aggregate`` or ``outer`` runs over; None elsewhere.
+        reduce: reduction of an ``aggregate``; None elsewhere.
+        shape: of a given value; None elsewhere.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    name: Name
+    op: Name
+    inputs: tuple[Index, ...] = ()
+    number: float | None = None
+    count: Extent | None = None
+    space: Space | None = None
+    over: Space | None = None
+    reduce: Annotated[str, Bounds(pattern=r"^(sum|mean|max|min|logsumexp)$")] | None = None
+    shape: Annotated[tuple[Extent, ...], Bounds(max_length=3)] | None = None
 
 
 @dataclass(frozen=True)
 class Typed:
-    """Shape and space of a value, derived from its operator.
-
-    Attributes:
-        shape: of a row.
-        space: the space that its rows belong to.
-    """
+    """Shape and space of a value, derived from its operator."""
 
     shape: Shape
     space: Space
@@ -64,10 +92,7 @@ class Typed:
     @property
     def numbers(self) -> int:
         """Number of elements in a row."""
-        found = 1
-        for extent in self.shape:
-            found *= extent
-        return found
+        return math.prod(self.shape)
 
 
 Rule = Callable[[str, "Value", Sequence[Typed]], Typed]
@@ -80,7 +105,6 @@ class OperatorKind:
     Attributes:
         sort: ``given``, ``view``, ``map`` (each number of a row by itself), ``row`` (a row by itself: products, sums in
             it), ``aggregate``, ``outer`` or ``weight`` (of weights alone).
-        arity: number of inputs.
         rule: shape and space of its result; raises for inputs that it cannot take.
     """
 
@@ -89,22 +113,14 @@ class OperatorKind:
     rule: Rule
 
     def typed(self, where: str, value: Value, given: Sequence[Typed]) -> Typed:
-        """Derive shape and space of a value from those of its inputs.
-
-        Raises:
-            InputError: naming the value.
-        """
+        """Derive shape and space of a value from those of its inputs."""
         if len(given) != self.arity:
             raise InputError(where, len(given), f"are not the {self.arity} inputs of {value.op}", "Give that many.")
         return self.rule(where, value, given)
 
 
 def expect_operator(where: str, op: str) -> None:
-    """Refuse the name of an unknown operator.
-
-    Raises:
-        InputError: naming it.
-    """
+    """Refuse the name of an unknown operator."""
     if op not in OPERATORS:
         raise InputError(where, op, "is no operator of graph programs", f"Use one of: {', '.join(sorted(OPERATORS))}.")
 
@@ -143,32 +159,47 @@ def _spread(where: str, value: Value, given: Sequence[Typed]) -> Typed:
     return Typed(x.shape, value.space)
 
 
-def _split_heads(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    if len(x.shape) != 1 or not value.count or x.shape[0] % value.count:
-        raise _refuse(where, value, given, f"Give vectors that {value.count} heads can share.")
-    return Typed((value.count, x.shape[0] // value.count), x.space)
+def _is_weight(x: Typed) -> bool:
+    return x.space in GIVEN_SPACES["parameter"]
 
 
-def _join_heads(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    if len(x.shape) != 2:
-        raise _refuse(where, value, given, "Give a vector for each head.")
-    return Typed((x.numbers,), x.space)
+def _of_one(shape: Callable[[Shape, int], Shape | None], remedy: str) -> Rule:
+    """Rule of an operator with one input; ``shape(shape of the input, count)`` is None where the two do not fit."""
 
-
-def _weight_view(shape: Callable[[Shape], Shape | None]) -> Rule:
     def rule(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-        found = shape(given[0].shape) if _is_weight(given[0]) else None
+        (x,) = given
+        takes = _is_weight(x) or value.op not in ("transpose", "merge_heads")
+        found = shape(x.shape, value.count or 0) if takes else None
         if found is None:
-            raise _refuse(where, value, given, "Give a weight.")
-        return Typed(found, given[0].space)
+            raise _refuse(where, value, given, remedy.format(count=value.count))
+        return Typed(found, x.space)
 
     return rule
 
 
-def _is_weight(x: Typed) -> bool:
-    return x.space in GIVEN_SPACES["parameter"]
+def _of_two(shape: Callable[[Shape, Shape], Shape | None], remedy: str, weights: int = 0) -> Rule:
+    """Rule of an operator with two inputs, the last ``weights`` of which must be weights."""
+
+    def rule(where: str, value: Value, given: Sequence[Typed]) -> Typed:
+        a, b = given
+        found = shape(a.shape, b.shape) if all(map(_is_weight, given[2 - weights :])) else None
+        if found is None:
+            raise _refuse(where, value, given, remedy)
+        return Typed(found, join((a.space, b.space)))
+
+    return rule
+
+
+def _stretch(where: str, value: Value, given: Sequence[Typed]) -> Typed:
+    """Rule of ``part`` and ``pad``: of the longer vector, the shorter one begins at the value's number."""
+    (x,) = given
+    start, is_part = int(value.number or 0), value.op == "part"
+    if x.shape and value.count and start >= 0:
+        short, long = (value.count, x.shape[-1]) if is_part else (x.shape[-1], value.count)
+        if start + short <= long:
+            return Typed((*x.shape[:-1], value.count), x.space)
+    remedy = "Give vectors that have such a part." if is_part else "Give vectors that fit into that many from there on."
+    raise _refuse(where, value, given, remedy)
 
 
 def _map(where: str, value: Value, given: Sequence[Typed]) -> Typed:
@@ -181,11 +212,9 @@ def _map(where: str, value: Value, given: Sequence[Typed]) -> Typed:
     return Typed(shape, join(x.space for x in given))
 
 
-def _concat(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    a, b = given
-    if not a.shape or len(a.shape) != len(b.shape) or a.shape[:-1] != b.shape[:-1]:
-        raise _refuse(where, value, given, "Give vectors with the same heads.")
-    return Typed((*a.shape[:-1], a.shape[-1] + b.shape[-1]), join((a.space, b.space)))
+def _concat_shape(a: Shape, b: Shape) -> Shape | None:
+    fits = a and len(a) == len(b) and a[:-1] == b[:-1]
+    return (*a[:-1], a[-1] + b[-1]) if fits else None
 
 
 def linear_shape(x: Shape, weight: Shape) -> Shape | None:
@@ -197,69 +226,10 @@ def linear_shape(x: Shape, weight: Shape) -> Shape | None:
     return (weight[0], weight[-1]) if len(x) == 1 or x[0] == weight[0] else None
 
 
-def _linear(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    x, weight = given
-    shape = linear_shape(x.shape, weight.shape) if _is_weight(weight) else None
-    if shape is None:
-        raise _refuse(where, value, given, "Give rows (K,) or (H, K), and a weight (K, M) or (H, K, M).")
-    return Typed(shape, join((x.space, weight.space)))
-
-
 def dot_shape(a: Shape, b: Shape) -> Shape | None:
     """Shape of the result of ``dot``; None where the two do not fit."""
     short, long = sorted((a, b), key=len)
     return long[:-1] if short and len(long) <= 2 and long[len(long) - len(short) :] == short else None
-
-
-def _dot(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    shape = dot_shape(given[0].shape, given[1].shape)
-    if shape is None:
-        raise _refuse(where, value, given, "Give vectors of one length, with the same heads.")
-    return Typed(shape, join(x.space for x in given))
-
-
-def _row_sum(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    if not x.shape:
-        raise _refuse(where, value, given, "Give vectors.")
-    return Typed(x.shape[:-1], x.space)
-
-
-def _head_sum(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    if len(x.shape) != 2:
-        raise _refuse(where, value, given, "Give a vector for each head.")
-    return Typed(x.shape[1:], x.space)
-
-
-def _part(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    start = int(value.number or 0)
-    if not x.shape or not value.count or start < 0 or start + value.count > x.shape[-1]:
-        raise _refuse(where, value, given, "Give vectors that have such a part.")
-    return Typed((*x.shape[:-1], value.count), x.space)
-
-
-def _pad(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    start = int(value.number or 0)
-    if not x.shape or not value.count or start < 0 or start + x.shape[-1] > value.count:
-        raise _refuse(where, value, given, "Give vectors that fit into that many from there on.")
-    return Typed((*x.shape[:-1], value.count), x.space)
-
-
-def _repeat_heads(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    if len(x.shape) != 1 or not value.count:
-        raise _refuse(where, value, given, "Give a vector, and how many heads.")
-    return Typed((value.count, *x.shape), x.space)
-
-
-def _repeat_last(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    (x,) = given
-    if len(x.shape) > 1 or not value.count:
-        raise _refuse(where, value, given, "Give a number for each row or head, and how many times.")
-    return Typed((*x.shape, value.count), x.space)
 
 
 def fold_shape(a: Shape, b: Shape) -> Shape | None:
@@ -268,13 +238,6 @@ def fold_shape(a: Shape, b: Shape) -> Shape | None:
         return (a[0], b[1])
     fits = (len(a) == 2 and len(b) == 1) or (len(a) == 3 and len(b) == 2 and a[0] == b[0])
     return a[:-1] if fits and a[-1] == b[-1] else None
-
-
-def _fold(where: str, value: Value, given: Sequence[Typed]) -> Typed:
-    shape = fold_shape(given[0].shape, given[1].shape) if all(map(_is_weight, given)) else None
-    if shape is None:
-        raise _refuse(where, value, given, "Give weights that can be multiplied.")
-    return Typed(shape, join(x.space for x in given))
 
 
 def _aggregate(where: str, value: Value, given: Sequence[Typed]) -> Typed:
@@ -306,24 +269,36 @@ def _outer(where: str, value: Value, given: Sequence[Typed]) -> Typed:
     return Typed(shape, value.space)
 
 
-def _merged(shape: Shape) -> Shape | None:
-    return (shape[0] * shape[2], shape[1]) if len(shape) == 3 else None
-
-
-def _transposed(shape: Shape) -> Shape | None:
-    return (*shape[:-2], shape[-1], shape[-2]) if len(shape) >= 2 else None
-
-
+# Sort, shape of the result by the input's shape and the value's count, and what to give instead.
+_OF_ONE: dict[str, tuple[str, Callable[[Shape, int], Shape | None], str]] = {
+    "split_heads": (
+        "view",
+        lambda x, count: (count, x[0] // count) if len(x) == 1 and count and not x[0] % count else None,
+        "Give vectors that {count} heads can share.",
+    ),
+    "join_heads": ("view", lambda x, _: (x[0] * x[1],) if len(x) == 2 else None, "Give a vector for each head."),
+    "transpose": ("view", lambda x, _: (*x[:-2], x[-1], x[-2]) if len(x) >= 2 else None, "Give a weight."),
+    "merge_heads": ("view", lambda x, _: (x[0] * x[2], x[1]) if len(x) == 3 else None, "Give a weight."),
+    "row_sum": ("row", lambda x, _: x[:-1] if x else None, "Give vectors."),
+    "head_sum": ("row", lambda x, _: x[1:] if len(x) == 2 else None, "Give a vector for each head."),
+    "repeat_heads": (
+        "row",
+        lambda x, count: (count, *x) if len(x) == 1 and count else None,
+        "Give a vector, and how many heads.",
+    ),
+    "repeat_last": (
+        "row",
+        lambda x, count: (*x, count) if len(x) <= 1 and count else None,
+        "Give a number for each row or head, and how many times.",
+    ),
+}
 OPERATORS: dict[str, OperatorKind] = {
     **{op: OperatorKind("given", 0, _given) for op in GIVEN_SPACES},
     "source": OperatorKind("view", 1, _seen(("node",), "source")),
     "target": OperatorKind("view", 1, _seen(("node",), "target")),
     "as_node": OperatorKind("view", 1, _seen(("source", "target"), "node")),
     "spread": OperatorKind("view", 1, _spread),
-    "split_heads": OperatorKind("view", 1, _split_heads),
-    "join_heads": OperatorKind("view", 1, _join_heads),
-    "transpose": OperatorKind("view", 1, _weight_view(_transposed)),
-    "merge_heads": OperatorKind("view", 1, _weight_view(_merged)),
+    **{op: OperatorKind(sort, 1, _of_one(shape, remedy)) for op, (sort, shape, remedy) in _OF_ONE.items()},
     **{op: OperatorKind("map", 2, _map) for op in ("add", "sub", "mul", "div", "equal")},
     **{
         op: OperatorKind("map", 1, _map)
@@ -332,16 +307,14 @@ OPERATORS: dict[str, OperatorKind] = {
             *("reciprocal", "step", "scale", "shift"),
         )
     },
-    "concat": OperatorKind("row", 2, _concat),
-    "linear": OperatorKind("row", 2, _linear),
-    "dot": OperatorKind("row", 2, _dot),
-    "row_sum": OperatorKind("row", 1, _row_sum),
-    "head_sum": OperatorKind("row", 1, _head_sum),
-    "part": OperatorKind("row", 1, _part),
-    "pad": OperatorKind("row", 1, _pad),
-    "repeat_heads": OperatorKind("row", 1, _repeat_heads),
-    "repeat_last": OperatorKind("row", 1, _repeat_last),
-    "fold": OperatorKind("weight", 2, _fold),
+    "concat": OperatorKind("row", 2, _of_two(_concat_shape, "Give vectors with the same heads.")),
+    "linear": OperatorKind(
+        "row", 2, _of_two(linear_shape, "Give rows (K,) or (H, K), and a weight (K, M) or (H, K, M).", weights=1)
+    ),
+    "dot": OperatorKind("row", 2, _of_two(dot_shape, "Give vectors of one length, with the same heads.")),
+    "part": OperatorKind("row", 1, _stretch),
+    "pad": OperatorKind("row", 1, _stretch),
+    "fold": OperatorKind("weight", 2, _of_two(fold_shape, "Give weights that can be multiplied.", weights=2)),
     "aggregate": OperatorKind("aggregate", 1, _aggregate),
     "outer": OperatorKind("outer", 2, _outer),
 }

@@ -26,7 +26,6 @@ class Order:
 
     Attributes:
         choices: the form of each site, by the name of its value, and whether it is compact: ``weights first, compact``.
-        program: the forward pass.
     """
 
     choices: Mapping[str, str]

@@ -31,7 +31,6 @@ class KernelCost:
     Attributes:
         dram_bytes: that it moves between memory and cache.
         stored_bytes: part of them that it stores.
-        flops: of products.
     """
 
     time_us: _Us
@@ -58,7 +57,6 @@ class GraphPlan(Plan):
         choices: of the order: the form taken for each value that can be made in several ways.
         program: program of a step in that order; None when infeasible.
         schedule: its kernels; None when infeasible.
-        kernels: expected cost of each.
         hot_rows: number of feature rows, by rank of access, that are kept on the GPU.
         check: see :func:`loadmaster.models.graph.checker.check`.
     """

@@ -27,7 +27,6 @@ class FeatureStore:
 
     Attributes:
         rows, row_bytes: of the whole table. The statistics' curve of hits says how often rows are read.
-        reads: rows that a step reads.
         link_gbps: rate at which the GPU reads pinned host memory, GB/s.
     """
 
@@ -42,7 +41,6 @@ class GraphProblem(ShownProblem):
     """Problem of one layer on one graph on one GPU.
 
     Attributes:
-        program: the forward pass.
         training: whether the backward pass is planned, too.
         feature_gradients: whether features get gradients; they do where other layers come before.
         element_bytes: of every number that is kept: 4, or 2 where layers run in bfloat16.

@@ -22,8 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 from loadmaster.errors import InputError
 from loadmaster.models.fields import READING, Bounds, Index
-from loadmaster.models.graph.operators import OPERATORS, Typed, expect_operator
-from loadmaster.models.graph.value import GIVEN, Value
+from loadmaster.models.graph.operators import GIVEN, OPERATORS, Typed, Value, expect_operator
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,7 @@ class Program:
 
 @dataclass
 class Builder:
-    """Builder that makes a program value by value; equal values are made once.
-
-    Attributes:
-        values: so far.
-        types: of them.
-    """
+    """Builder that makes a program value by value; equal values are made once."""
 
     values: list[Value] = field(default_factory=list)
     types: list[Typed] = field(default_factory=list)
@@ -127,11 +121,7 @@ class Builder:
         return found
 
     def add(self, value: Value) -> int:
-        """Add a value, or find one that is equal except for its name; return its number.
-
-        Raises:
-            InputError: the operator cannot take its inputs.
-        """
+        """Add a value, or find one that is equal except for its name; return its number."""
         key = replace(value, name="")
         if value.op not in GIVEN and key in self._known:
             return self._known[key]

@@ -31,22 +31,14 @@ RECENT_SHARE = 0.25
 
 
 class Reading:
-    """Reads of a program's kernels on a graph.
-
-    Args:
-        l2_bytes: of the cache.
-    """
+    """Reads of a program's kernels on a graph."""
 
     def __init__(self, program: Program, statistics: GraphStatistics, element_bytes: int, l2_bytes: int) -> None:
         self.program, self.statistics = program, statistics
         self.element_bytes, self.l2_bytes = element_bytes, l2_bytes
 
     def bytes(self, kernel: Kernel, need: Need) -> tuple[float, float]:
-        """Count the bytes that a kernel reads from memory, and through the cache.
-
-        Args:
-            need: needs of all that the kernel stores.
-        """
+        """Count the bytes that a kernel reads from memory, and through the cache."""
         over, to = kernel.over or kernel.rows, kernel.rows
         dram = cache = 0.0
         maps: set[tuple[Space, Space]] = set()

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadmaster.models.graph.inline import Inline, base
+from loadmaster.models.graph.operators import GIVEN
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.reading import INDEX_BYTES
 from loadmaster.models.graph.schedule import Schedule
-from loadmaster.models.graph.value import GIVEN
 from loadmaster.solvers.program import IntArray
 
 

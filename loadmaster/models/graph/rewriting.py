@@ -20,10 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from loadmaster.errors import InputError
-from loadmaster.models.graph.operators import GIVEN_SPACES, fold_shape
+from loadmaster.models.graph.operators import GIVEN, GIVEN_SPACES, Value, fold_shape
 from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space, join
-from loadmaster.models.graph.value import GIVEN, Value
 
 FIRST, WEIGHTS, SUM, SPREAD, PARTS = "as written", "weights first", "sum first", "for each edge", "by parts"
 PAIRS: dict[Space, Space] = {"target": "target_pair", "source": "source_pair"}
@@ -34,7 +33,6 @@ class Factors:
     """Factors between a sum and the product that it sums: numbers for each edge.
 
     Attributes:
-        linear: number of the product.
         steps: numbers of values that multiply, innermost first; each with that of its factor, None where it has none.
         by_head: whether a factor is a number for each head.
     """
@@ -113,16 +111,13 @@ def _dot_forms(program: Program, n: int) -> Iterator[tuple[str, tuple[int, int]]
     for linear, other in (program.values[n].inputs, program.values[n].inputs[::-1]):
         if program.values[linear].op != "linear":
             continue
-        weight = program.types[program.values[linear].inputs[1]]
-        if program.types[other].space in GIVEN_SPACES["parameter"]:
-            if _joins(weight.space, program.types[other].space) and fold_shape(
-                weight.shape, program.types[other].shape
-            ):
+        weight, side = program.types[program.values[linear].inputs[1]], program.types[other]
+        if not _joins(weight.space, side.space):
+            continue
+        if side.space in GIVEN_SPACES["parameter"]:
+            if fold_shape(weight.shape, side.shape):
                 yield WEIGHTS, (linear, other)
-        elif (
-            _joins(weight.space, program.types[other].space)
-            and len(program.types[other].shape) >= len(weight.shape) - 1
-        ):
+        elif len(side.shape) >= len(weight.shape) - 1:
             yield f"through {program.values[other].name}", (linear, other)
 
 

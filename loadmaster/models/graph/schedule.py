@@ -31,10 +31,9 @@ from itertools import product
 from typing import Annotated, ClassVar, Literal
 
 from loadmaster.models.fields import READING, Ascending, Bounds, Index
-from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.operators import GIVEN, OPERATORS
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.spaces import Space
-from loadmaster.models.graph.value import GIVEN
 
 Template = Literal["gemm", "traverse", "outer", "map", "fold"]
 
@@ -48,8 +47,6 @@ class Tile:
 
     Attributes:
         rows: of one program; of a traversal, rows that it runs over at once.
-        columns: of one program.
-        warps: of 32 threads.
     """
 
     rows: Annotated[int, Bounds(ge=1, le=1024)] = 64
@@ -94,7 +91,6 @@ class Kernel:
     Attributes:
         rows: space of the values that it stores, by which its work is divided.
         over: for a traversal and an outer: space of the rows that belong to a row.
-        stores: numbers of values, in order.
     """
 
     leave_out_defaults: ClassVar = True
@@ -108,11 +104,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule of a program: kernels in the order in which they run.
-
-    Attributes:
-        forward_count: number of kernels of the forward pass.
-    """
+    """Schedule of a program: kernels in the order in which they run."""
 
     kernels: Annotated[tuple[Kernel, ...], Bounds(min_length=1, max_length=1_000)]
     forward_count: Annotated[int, Bounds(ge=1)]

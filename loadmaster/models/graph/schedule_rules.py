@@ -15,10 +15,10 @@ from loadmaster.models.graph.inline import (
     shown_whole,
 )
 from loadmaster.models.graph.lowering import template_of
+from loadmaster.models.graph.operators import GIVEN
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import EVERY_TILE, MOST_STORES, Kernel, Schedule, Template, Tiles, must_be_kept
 from loadmaster.models.graph.spaces import is_coarser
-from loadmaster.models.graph.value import GIVEN
 
 
 def broken_rules(program: Program, schedule: Schedule) -> list[str]:
@@ -48,11 +48,7 @@ def broken_rules(program: Program, schedule: Schedule) -> list[str]:
 
 
 def expect_schedule(program: Program, schedule: Schedule) -> None:
-    """Refuse a schedule that does not hold.
-
-    Raises:
-        InputError: naming the first rule that it breaks.
-    """
+    """Refuse a schedule that does not hold."""
     found = broken_rules(program, schedule)
     if found:
         raise InputError("schedule", found[0], "breaks a rule of schedules", "Plan it anew, or take greedy_schedule.")
@@ -102,12 +98,8 @@ def _order(program: Program, schedule: Schedule, needs: Inline) -> Iterator[str]
 
 def _unreadable(program: Program, kernel: Kernel, n: int, need: Need, own: frozenset[int]) -> set[int]:
     """Values that a kernel itself stores, and that another one of its values cannot be made from there."""
-    if kernel.template == "map":
-        return set(own & need.elsewhere)
-    if kernel.template == "gemm":
-        rows = {*matrix_rows(program, n)}
-        return set(own) if rows else set(own & need.elsewhere)
-    return set(own & need.elsewhere) if kernel.template == "traverse" else set(own)
+    is_product = kernel.template in ("outer", "fold") or (kernel.template == "gemm" and matrix_rows(program, n))
+    return set(own if is_product else own & need.elsewhere)
 
 
 def _inline(program: Program, kept: frozenset[int], needs: Inline) -> Iterator[str]:

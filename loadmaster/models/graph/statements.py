@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from loadmaster.models.graph.checker import Check
-from loadmaster.models.graph.costs import Costs
+from loadmaster.models.graph.costs import Costs, least_us
 from loadmaster.models.graph.hot_rows import gather_us, segments
-from loadmaster.models.graph.least_time import least_us
 from loadmaster.models.graph.limits import enough_bytes, least_bytes
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.plan import GraphPlan

@@ -26,7 +26,6 @@ class GraphStatistics:
 
     Attributes:
         edges, source_pairs, target_pairs: for each relation, its edges, and its different sources and targets.
-        nodes: for each node type, its nodes.
         in_degrees, out_degrees: nodes of degree 0, 1, 2 to 3, 4 to 7, 8 to 15, ...
         longest: edges of one target, source, target and relation, source and relation, at the most; relations of one
             target, source.
@@ -72,32 +71,27 @@ class GraphStatistics:
         return self.longest[4 if to == "target" else 5]
 
 
-def expect_statistics(statistics: GraphStatistics, field: str = "statistics") -> None:
-    """Refuse statistics that no graph has.
-
-    Raises:
-        InputError: no nodes or edges, or counts that contradict each other.
-    """
+def expect_statistics(statistics: GraphStatistics) -> None:
     if not sum(statistics.nodes):
-        raise InputError(f"{field}.nodes", 0, "are too few", "Give a graph with nodes.")
+        raise InputError("statistics.nodes", 0, "are too few", "Give a graph with nodes.")
     if not sum(statistics.edges):
-        raise InputError(f"{field}.edges", 0, "are too few", "Give a graph with edges.")
+        raise InputError("statistics.edges", 0, "are too few", "Give a graph with edges.")
     for name in ("source_pairs", "target_pairs"):
         pairs = getattr(statistics, name)
         if len(pairs) != len(statistics.edges):
-            raise InputError(f"{field}.{name}", len(pairs), "is not one for each relation", "Count all relations.")
+            raise InputError(f"statistics.{name}", len(pairs), "is not one for each relation", "Count all relations.")
         for r, (pair, edge) in enumerate(zip(pairs, statistics.edges, strict=True)):
             if pair > edge or (edge and not pair):
                 remedy = "Count the different nodes of the relation's edges."
-                raise InputError(f"{field}.{name}[{r}]", pair, f"does not go with {edge} edges", remedy)
+                raise InputError(f"statistics.{name}[{r}]", pair, f"does not go with {edge} edges", remedy)
     for name in ("in_degrees", "out_degrees"):
         if sum(getattr(statistics, name)) != sum(statistics.nodes):
             raise InputError(
-                f"{field}.{name}", sum(getattr(statistics, name)), "are not all nodes", "Count every node once."
+                f"statistics.{name}", sum(getattr(statistics, name)), "are not all nodes", "Count every node once."
             )
     if any(b < a for a, b in zip(statistics.hits, statistics.hits[1:], strict=False)):
         raise InputError(
-            f"{field}.hits", list(statistics.hits), "do not rise", "Sort rows by frequency, hottest first."
+            "statistics.hits", list(statistics.hits), "do not rise", "Sort rows by frequency, hottest first."
         )
 
 

@@ -17,22 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadmaster.errors import InputError
-from loadmaster.models.graph.operators import Shape, Typed
+from loadmaster.models.graph.operators import Shape, Typed, Value
 from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space, is_seen_from_edges
-from loadmaster.models.graph.value import Value
 
 Extents = int | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """Weight that a layer declares.
-
-    Attributes:
-        space: ``one``, ``relation`` or ``node_type``.
-        shape: of the weight of one row.
-    """
+    """Weight that a layer declares."""
 
     space: Space
     shape: Shape
@@ -214,7 +208,6 @@ def traced(
     Args:
         layer: takes nodes, edges and weights; returns one value of nodes, or several.
         nodes, edges: features by name, with the shape of a row; () is a number.
-        weights: by name.
 
     Raises:
         InputError: the function does what no program can, or returns something else than values of nodes; two inputs

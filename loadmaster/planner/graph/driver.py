@@ -2,38 +2,42 @@
 
 What the program finds without a budget bounds all plans. Where its kernels, put into sequence, and the hot rows that
 are worth it take more than the budget, the program is solved with rows of memory. A set of kernels that is still too
-much is excluded, with all others that are too much for the same reason (:mod:`loadmaster.models.graph.conflicts`), and
-so on. Schedules by rule are tried first: there is a plan as soon as one of them fits. Orders are solved one by one,
-first those whose kernels take least at the least; those that take more than the best plan are left out.
+much is excluded, with all others that are too much for the same reason
+(:func:`loadmaster.models.graph.sequence.conflict`), and so on. Schedules by rule are tried first: there is a plan as
+soon as one of them fits. Orders are solved one by one, first those whose kernels take least at the least; those that
+take more than the best plan are left out.
+
+Other methods are rules: what other systems do, and what plans are compared with ([Wu24] section 3.4.3).
+
+hector      linear operators reordered wherever that multiplies weights first, compact wherever that can be
+vanilla     as written, every product for each edge
+unfused     as written, compact, every value that is kept by a kernel of its own
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loadmaster.errors import CancelledError, LimitReachedError
 from loadmaster.models.graph.candidates import Candidates, candidates
 from loadmaster.models.graph.checker import Check, check, fastest_tiles, kernel_costs, kernel_words
-from loadmaster.models.graph.conflicts import conflict
-from loadmaster.models.graph.costs import Costs
+from loadmaster.models.graph.costs import Costs, least_us
 from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
-from loadmaster.models.graph.greedy import greedy_schedule, least_kept
 from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, worth_rows
-from loadmaster.models.graph.least_time import least_us
 from loadmaster.models.graph.limits import least_bytes
-from loadmaster.models.graph.lowering import lowered
-from loadmaster.models.graph.orders import Order, orders
+from loadmaster.models.graph.lowering import greedy_kept, greedy_schedule, least_kept, lowered
+from loadmaster.models.graph.orders import COMPACT, Order, orders
 from loadmaster.models.graph.plan import GraphPlan, Infeasibility
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import largest_at, over_time, peak_bytes
+from loadmaster.models.graph.rewriting import FIRST, SPREAD, WEIGHTS
 from loadmaster.models.graph.schedule import Kernel, Schedule
-from loadmaster.models.graph.sequence import Fact, Sequences, in_sequence
+from loadmaster.models.graph.sequence import Fact, Sequences, conflict, in_sequence
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import GOING_ON, Effort
-from loadmaster.planner.graph.by_rule import METHODS
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.proved import proved, unit_of
 from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
@@ -45,6 +49,29 @@ _BLOCKERS = 3
 _MOST_ROUNDS = 50
 
 
+def _hector(orders: Sequence[Order]) -> Order:
+    """Choose the order with most products of weights; of equals the one with fewest other changes."""
+
+    def rank(order: Order) -> tuple[int, int]:
+        forms = [form.partition(",")[0] for form in order.choices.values()]
+        return (forms.count(WEIGHTS), -sum(form not in (WEIGHTS, FIRST, COMPACT) for form in forms))
+
+    return max(orders, key=rank)
+
+
+def _vanilla(orders: Sequence[Order]) -> Order:
+    """Choose the order as written, with most products for each edge."""
+    written = [o for o in orders if set(o.choices.values()) <= {FIRST, SPREAD, COMPACT}]
+    return max(written, key=lambda order: [*order.choices.values()].count(SPREAD))
+
+
+METHODS: Mapping[str, tuple[Callable[[Sequence[Order]], Order], Callable[[Program], Schedule]]] = {
+    "hector": (_hector, greedy_schedule),
+    "vanilla": (_vanilla, greedy_schedule),
+    "unfused": (lambda orders: orders[0], lambda program: lowered(program, greedy_kept(program), fuse=False)),
+}
+
+
 def plan_graph(
     problem: GraphProblem,
     options: PlanOptions,
@@ -52,7 +79,7 @@ def plan_graph(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> GraphPlan:
-    """Plan one ``graph`` problem: ``auto`` as above; other methods by rule (:mod:`.by_rule`).
+    """Plan one ``graph`` problem: ``auto`` and the other methods as above.
 
     Raises:
         LimitReachedError: there may be a plan under the budget, but none was found.
@@ -218,8 +245,7 @@ class _Run:
     def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> bool:
         """Take a set of kernels where it is the best that fits, with as many hot rows as fit next to it.
 
-        Returns:
-            whether no plan of these kernels is better than the best one now.
+        Return whether no plan of these kernels is better than the best one now.
         """
         program = self.steps[order]
         with self.effort.on_clock("check"):

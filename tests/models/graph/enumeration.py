@@ -9,13 +9,12 @@ from dataclasses import replace
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.inline import Inline, Need, required
 from loadmaster.models.graph.lowering import kernel_of, template_of
-from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.operators import GIVEN, OPERATORS
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel, Schedule, Tile
 from loadmaster.models.graph.schedule_rules import broken_rules
 from loadmaster.models.graph.sequence import in_sequence
-from loadmaster.models.graph.value import GIVEN
 
 
 def schedules(problem: GraphProblem, step: Program) -> Iterator[Schedule]:
@@ -69,4 +68,4 @@ def _kernel_us(costs: Costs, needs: Inline, kernel: Kernel) -> float:
     need = Need()
     for n in kernel.stores:
         need |= needs.to_make(n)
-    return costs.time_us(kernel, need)
+    return costs.work(kernel, need).time_us(costs.hardware, costs.element_bytes)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadmaster.models.graph.operators import GIVEN, Value
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.spaces import Space
-from loadmaster.models.graph.value import GIVEN, Value
 
 Array = NDArray[Any]
 OF_NODES = ("node", "source", "target")

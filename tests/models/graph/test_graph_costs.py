@@ -11,9 +11,9 @@ from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.checker import kernel_need
 from loadmaster.models.graph.costs import Costs, Work
 from loadmaster.models.graph.device import GraphHardware, graph_hardware
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel, Schedule, Tile
 from loadmaster.models.graph.statistics import HOT_SHARES, GraphStatistics

@@ -8,11 +8,10 @@ import pulp
 import pytest
 
 from loadmaster.models.graph.candidates import Candidates, candidates
-from loadmaster.models.graph.costs import Costs
+from loadmaster.models.graph.costs import Costs, least_us
 from loadmaster.models.graph.formulation import formulate
 from loadmaster.models.graph.hot_rows import segments
 from loadmaster.models.graph.inline import base
-from loadmaster.models.graph.least_time import least_us
 from loadmaster.models.graph.library import layer
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.problem import GraphProblem

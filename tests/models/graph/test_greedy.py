@@ -9,8 +9,8 @@ import pytest
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import LAYERS, layer
+from loadmaster.models.graph.lowering import greedy_schedule
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel, Schedule
 from loadmaster.models.graph.schedule_rules import broken_rules, expect_schedule

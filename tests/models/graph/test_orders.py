@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
 from loadmaster.models.graph.orders import MOST_ORDERS, orders
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule_rules import broken_rules

@@ -9,17 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.graph import sequence
-from loadmaster.models.graph.conflicts import conflict
 from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.lowering import kernel_of
+from loadmaster.models.graph.operators import Value
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.residence import peak_bytes
 from loadmaster.models.graph.schedule import Kernel, Schedule
 from loadmaster.models.graph.schedule_rules import broken_rules
-from loadmaster.models.graph.sequence import Fact, Sequences, in_sequence
-from loadmaster.models.graph.value import Value
+from loadmaster.models.graph.sequence import Fact, Sequences, conflict, in_sequence
 from tests.models.graph import enumeration, problems
 
 SEQUENCES = 2_000  # tried of one set of kernels

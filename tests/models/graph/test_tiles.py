@@ -12,8 +12,8 @@ from loadmaster.models.graph.checker import check_plan, fastest_tiles, kernel_co
 from loadmaster.models.graph.datasets import data_set, generated
 from loadmaster.models.graph.device import FASTEST, GraphHardware, TemplateTiles, graph_hardware
 from loadmaster.models.graph.documents import read_problem, write_problem
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.schedule import EVERY_TILE, Schedule, Tile, Tiles

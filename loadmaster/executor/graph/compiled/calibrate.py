@@ -21,9 +21,9 @@ from torch import Tensor
 import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.capture import statistics_of_graph
-from loadmaster.executor.graph.compiled.choosing import KernelMaker
 from loadmaster.executor.graph.compiled.indices import Indices
-from loadmaster.executor.graph.compiled.triton.cache import FOLDER, folder
+from loadmaster.executor.graph.compiled.run import KernelMaker
+from loadmaster.executor.graph.compiled.triton.source import FOLDER, folder
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.steps.measure import queued_us
 from loadmaster.models.files import write_text
@@ -33,10 +33,9 @@ from loadmaster.models.graph.costs import Costs, Work
 from loadmaster.models.graph.datasets import data_set, generated
 from loadmaster.models.graph.device import FASTEST, HARDWARE, GraphHardware
 from loadmaster.models.graph.fitting import fitted
-from loadmaster.models.graph.greedy import greedy_kept, least_kept
 from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.library import layer
-from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.lowering import greedy_kept, least_kept, lowered
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 

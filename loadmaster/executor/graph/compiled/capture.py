@@ -45,7 +45,6 @@ def capture(
         feature_gradients: whether features get gradients; they do where other layers come before.
         element_bytes: of numbers that are kept: 2 where the layer runs in bfloat16.
         budget_bytes: memory of the GPU; None: that of ``hardware``.
-        name: of the problem.
 
     Raises:
         InputError: the layer is not a program, the graph is not a ``Graph`` or has no edges, or the hardware is not a
@@ -70,22 +69,14 @@ def capture(
 
 
 def expect_traced(layer: object) -> None:
-    """Refuse what :func:`~loadmaster.models.graph.tracing.traced` did not make.
-
-    Raises:
-        InputError: it is a function or a module as it is written.
-    """
+    """Refuse what :func:`~loadmaster.models.graph.tracing.traced` did not make."""
     if not isinstance(layer, Program):
         remedy = "Capture a function first: loadmaster.executor.graph.traced(function, ...)."
         raise InputError("layer", type(layer).__name__, "is no program", remedy)
 
 
 def expect_graph(graph: object) -> None:
-    """Refuse graphs of other libraries.
-
-    Raises:
-        InputError: it is not a :class:`~loadmaster.executor.graph.structure.graph.Graph`.
-    """
+    """Refuse graphs of other libraries."""
     if not isinstance(graph, Graph):
         remedy = "Convert it: from_pyg(data), from_networkx(graph) or from_scipy(matrix)."
         raise InputError("graph", type(graph).__name__, "is no graph", remedy)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from loadmaster.executor.graph.compiled.run import Run
-from loadmaster.executor.graph.compiled.step import backward_pass, call, forward_pass
+from loadmaster.executor.graph.compiled.run import Run, backward_pass, call, forward_pass
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
 
 T = TypeVar("T")
@@ -76,30 +75,19 @@ class CudaGraphs:
 
 
 class GraphLaunches:
-    """Calls of one run, captured when they have warmed up.
+    """Calls of one run, captured when they have warmed up."""
 
-    Args:
-        features: how many of what is given are features; the rest are parameters.
-        graphs: makes what captures on a device.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        numbers: Sequence[int],
-        features: int,
-        graphs: Callable[[torch.device], CudaGraphs] = CudaGraphs,
-    ) -> None:
-        self.run, self.numbers, self.features = run, tuple(numbers), features
-        self._graphs = graphs(run.indices.device)
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._graphs = CudaGraphs(run.indices.device)
         self._calls, self._captures = 0, 0
         self._captured: Captured | None = None
 
     def __call__(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the layer's outputs, as :func:`~loadmaster.executor.graph.compiled.step.call` does."""
+        """Return the layer's outputs, as :func:`~loadmaster.executor.graph.compiled.run.call` does."""
         captured = self._for(given)
         if captured is None:
-            return call(self.run, self.numbers, given)
+            return call(self.run, given)
         if not self.run.passes.gradients:
             return tuple(x.clone() for x in captured.forward(given))
         found: tuple[Tensor, ...] = _Replay.apply(captured, *given)  # type: ignore[no-untyped-call]
@@ -118,7 +106,7 @@ class GraphLaunches:
                 return None
             self._captures += 1
             with torch.inference_mode(False):  # later calls, of any mode, write into its buffers
-                self._captured = Captured(self.run, self.numbers, given, self.features, self._graphs)
+                self._captured = Captured(self.run, given, self._graphs)
         return self._captured
 
 
@@ -131,14 +119,12 @@ class Turn:
 class Captured:
     """Both passes of a run, captured, and their buffers."""
 
-    def __init__(
-        self, run: Run, numbers: tuple[int, ...], given: Sequence[Tensor], features: int, graphs: CudaGraphs
-    ) -> None:
-        self.run, self.numbers, self.features = run, numbers, features
+    def __init__(self, run: Run, given: Sequence[Tensor], graphs: CudaGraphs) -> None:
+        self.run, self.features = run, len(run.program.given("feature"))
         self.dtypes = [x.dtype for x in given]
         self._graphs = graphs
         self._turn: weakref.ref[Turn] | None = None
-        self._inputs = [x.detach().clone() if at < features else x.detach() for at, x in enumerate(given)]
+        self._inputs = [x.detach().clone() if at < self.features else x.detach() for at, x in enumerate(given)]
         graphs.warm_up(self._both)
         (self._outputs, self._saved), self._replay_forward = graphs.capture(self._forward)
         self._upstream = [torch.zeros_like(x) for x in self._outputs]
@@ -147,17 +133,17 @@ class Captured:
             self._gradients, self._replay_backward = graphs.capture(self._backward)
 
     def _forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        return forward_pass(self.run, self.numbers, self._inputs)
+        return forward_pass(self.run, self._inputs)
 
     def _backward(self) -> list[Tensor | None]:
         # A copy of the list: what is saved stays as long as replays may read it.
-        return backward_pass(self.run, self.numbers, [*self._saved], self._upstream, self.dtypes)
+        return backward_pass(self.run, [*self._saved], self._upstream, self.dtypes)
 
     def _both(self) -> None:
         outputs, saved = self._forward()
         if self.run.passes.gradients:
             zeros = [torch.zeros_like(x) for x in outputs]
-            backward_pass(self.run, self.numbers, saved, zeros, self.dtypes)
+            backward_pass(self.run, saved, zeros, self.dtypes)
 
     @property
     def is_taken(self) -> bool:

@@ -1,25 +1,43 @@
-"""Compiles a layer for a graph: a program, its backward pass, a schedule, and the module that runs both."""
+"""Compiles a layer for a graph: a program, its backward pass, a schedule, and the module that runs both.
+
+Plans are made from estimates. Tuning runs a plan's closest rivals on the device, and the schedule that would run
+without a plan: what is kept is what was fastest there, and with a plan nothing gets slower.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.capture import expect_graph, expect_traced
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.module import CompiledLayer, Launch
 from loadmaster.executor.graph.structure.graph import Graph
+from loadmaster.executor.steps.measure import queued_us
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
+from loadmaster.models.graph.checker import check
 from loadmaster.models.graph.library import layer as library_layer
+from loadmaster.models.graph.limits import by_rule
+from loadmaster.models.graph.lowering import greedy_schedule
+from loadmaster.models.graph.operators import GIVEN, Value
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.plan import GraphPlan
+from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 from loadmaster.models.graph.schedule_rules import expect_schedule
-from loadmaster.models.graph.value import GIVEN, Value
 
+logger = logging.getLogger(__name__)
+RIVALS = 4
+WARM, REPEATS = 4, 9
 _ELEMENT_BYTES = (4, 2)  # that problems may plan with
 
 
@@ -100,3 +118,79 @@ def _expect_graph(plan: GraphPlan, program: Program, schedule: Schedule, graph: 
         found = f"kernels store {sum(numbers)} numbers here, {sum(planned)} bytes as planned"
         remedy = "Plan with the statistics of this graph."
         raise InputError("plan", found, "is for another graph", remedy)
+
+
+def tune(
+    problem: GraphProblem, plan: GraphPlan, graph: Graph, *features: Tensor, launch: Launch = "auto"
+) -> CompiledLayer:
+    """The fastest module of the plan, the one without a plan, and the best schedules by rule, on these features.
+
+    Args:
+        problem: of the plan.
+        graph: that the problem was captured of.
+        features: as the module takes them; those that require gradients get them in every step that is timed.
+        launch: as for :func:`~loadmaster.executor.graph.compiled.compiling.compile`.
+
+    Raises:
+        InputError: the plan is for another layer or graph, or the features are missing or do not fit.
+    """
+    if not features or not all(isinstance(x, Tensor) for x in features):
+        names = ", ".join(problem.program.given("feature"))
+        raise InputError("features", [type(x).__name__ for x in features], "are no tensors", f"Give: {names}.")
+    planned = compile(problem.program, graph, plan, training=problem.training, launch=launch)
+    makers: list[Callable[[], CompiledLayer]] = [lambda: planned]
+    makers += [
+        partial(CompiledLayer, program, schedule, graph, launch)
+        for program, schedule in _rivals(problem, plan.budget_bytes)
+        if schedule != planned.schedule
+    ]
+    best, best_us, planned_us = planned, float("inf"), float("inf")
+    for at, make in enumerate(makers):
+        try:
+            module = make().to(features[0].device, features[0].dtype)
+            us = step_us(module, features)
+        except torch.OutOfMemoryError:
+            continue  # estimated to fit, and does not with what else is in memory
+        planned_us = us if at == 0 else planned_us
+        if us < best_us:
+            best, best_us = module, us
+    if best is not planned:
+        logger.info("A schedule by rule takes %.0f us, the plan %.0f us: the former runs.", best_us, planned_us)
+    return best
+
+
+def _rivals(problem: GraphProblem, budget_bytes: int) -> list[tuple[Program, Schedule]]:
+    """Schedules by rule that fit: the one that runs without a plan, and those with the shortest estimates."""
+    found: list[tuple[float, Program, Schedule]] = []
+    for at, (order, program, schedule) in enumerate(by_rule(problem)):
+        verdict = check(problem, order.choices, program, schedule, 0, budget_bytes)
+        if verdict.ok:
+            # The first one runs without a plan.
+            found.append((-1.0 if at == 0 else verdict.kernels_us, program, schedule))
+    found.sort(key=lambda one: one[0])
+    return [(program, schedule) for _, program, schedule in found[:RIVALS]]
+
+
+def step_us(module: CompiledLayer, features: tuple[Tensor, ...]) -> float:
+    """The median time of a call, and of its backward pass where there is one; gradients are put away."""
+    wanted = [x for x in (*features, *module.parameters()) if x.requires_grad]
+
+    def step() -> None:
+        outputs = module(*features)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        if wanted:
+            torch.autograd.grad(outputs, wanted, [torch.ones_like(x) for x in outputs], allow_unused=True)
+
+    for _ in range(WARM):
+        step()
+    device = features[0].device
+    if device.type != "cuda":
+        return statistics.median(_cpu_us(step) for _ in range(REPEATS))
+    with torch.cuda.device(device):
+        return statistics.median(queued_us(step, REPEATS))
+
+
+def _cpu_us(step: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    step()
+    return (time.perf_counter() - begin) * 1e6

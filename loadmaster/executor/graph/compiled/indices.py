@@ -11,6 +11,7 @@ type. So the edges of one relation, or of one target and relation, are contiguou
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,16 +20,88 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.compiled.pairing import Pairing, Pairs
+from loadmaster.executor.graph.structure.adjacency import of_pair_keys, pair_keys
 from loadmaster.executor.graph.structure.blocks import Block
 from loadmaster.executor.graph.structure.graph import Graph
-from loadmaster.executor.graph.structure.ids import choose_dtype
-from loadmaster.executor.graph.structure.pairs import of_pair_keys, pair_keys
+from loadmaster.executor.graph.structure.schema import choose_dtype
+from loadmaster.models.graph.inline import OF_NODES
 from loadmaster.models.graph.spaces import Space
 
 Groups = tuple[Tensor, Tensor | None]
-_OF_NODES: tuple[Space, ...] = ("node", "source", "target")
 _END_OF: dict[Space, Space] = {"source_pair": "source", "target_pair": "target"}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The distinct pairs of a node and a relation, by relation, then by node.
+
+    Attributes:
+        node, relation: [pairs].
+        of_edge: [edges], the pair of each edge.
+        ptr: [pairs + 1], where the edges of each pair begin in ``order``.
+        order: [edges], edges by pair, then by number; None: 0, 1, 2, ...
+        relation_ptr: [relations + 1], where the pairs of each relation begin; the same on the host as a list.
+    """
+
+    node: Tensor
+    relation: Tensor
+    of_edge: Tensor
+    ptr: Tensor
+    order: Tensor | None
+    relation_ptr: Tensor
+    relation_list: list[int]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Pairs whose number is on the device still.
+
+    Attributes:
+        node, relation: [edges], of each edge.
+        order: [edges], edges by pair; None: they are in that order.
+        pair: [edges], the pair of each edge in that order.
+        relation_ptr: [relations + 1], where the pairs of each relation begin; the last one is the number of pairs.
+    """
+
+    node: Tensor
+    relation: Tensor
+    order: Tensor | None
+    pair: Tensor
+    relation_ptr: Tensor
+
+    @classmethod
+    def of(cls, node: Tensor, relation: Tensor, relation_ptr: Tensor, node_count: int, *, is_sorted: bool) -> Pairing:
+        """Pair the edges, which are sorted by relation, without waiting for the device.
+
+        Args:
+            node, relation: [edges], of one dtype.
+            relation_ptr: [relations + 1], where the edges of each relation begin.
+            is_sorted: whether the edges of one relation are sorted by node.
+        """
+        edges, relations, index = node.numel(), relation_ptr.numel() - 1, node.dtype
+        order = None
+        is_first = torch.ones(edges, dtype=torch.bool, device=node.device)
+        if is_sorted:
+            is_first[1:] = (node[1:] != node[:-1]) | (relation[1:] != relation[:-1])
+        else:
+            keys = relation.to(choose_dtype(None, relations * node_count)) * node_count + node
+            keys, order = torch.sort(keys, stable=True)
+            order = order.to(index)
+            is_first[1:] = keys[1:] != keys[:-1]
+        so_far = torch.cumsum(is_first, 0, dtype=index)
+        before = torch.cat((so_far.new_zeros(1), so_far)).index_select(0, relation_ptr)
+        return cls(node, relation, order, so_far - 1, before)
+
+    def counted(self, relation_list: list[int]) -> Pairs:
+        """Return the pairs, of which the host knows the number."""
+        bounds = torch.arange(relation_list[-1] + 1, dtype=self.pair.dtype, device=self.pair.device)
+        ptr = torch.searchsorted(self.pair, bounds, out_int32=bounds.dtype == torch.int32)
+        first, of_edge = ptr[:-1], self.pair
+        if self.order is not None:
+            first = self.order.index_select(0, first)
+            of_edge = torch.empty_like(self.pair).index_copy_(0, self.order.long(), self.pair)
+        node, relation = (x.index_select(0, first) for x in (self.node, self.relation))
+        return Pairs(node, relation, of_edge, ptr, self.order, self.relation_ptr, relation_list)
 
 
 class Indices:
@@ -38,21 +111,19 @@ class Indices:
 
     Attributes:
         result_rows: the rows of nodes that are a layer's results; None: all.
-        device: of all tensors.
     """
 
     def __init__(
         self,
-        source: Tensor,
-        target: Tensor,
-        relation: Tensor,
+        ends: tuple[Tensor, Tensor, Tensor],
         node_count: int,
         relation_count: int,
         node_type_ptr: Sequence[int],
-        edge_order: Tensor | None,
-        result_rows: Tensor | None,
-        relation_ptr: Sequence[int] | None,
+        edge_order: Tensor | None = None,
+        relation_ptr: Sequence[int] | None = None,
+        result_rows: Tensor | None = None,
     ) -> None:
+        source, target, relation = ends
         self.device, self.result_rows = source.device, result_rows
         self._edge_order = edge_order
         self._edges: dict[Space, Tensor] = {"source": source, "target": target, "relation": relation}
@@ -85,16 +156,9 @@ class Indices:
     @classmethod
     def _of_graph(cls, graph: Graph) -> Indices:
         schema = graph.schema
-        return cls.from_edges(
-            graph.source,
-            graph.destination,
-            graph.relation,
-            schema.source_count,
-            len(schema.relations),
-            schema.source_offsets,
-            graph.edge_order,
-            graph.relation_ptr,
-        )
+        counts = schema.source_count, len(schema.relations), schema.source_offsets
+        ends = graph.source, graph.destination, graph.relation
+        return cls.from_edges(*ends, *counts, graph.edge_order, graph.relation_ptr)
 
     @classmethod
     def _of_block(cls, block: Block) -> Indices:
@@ -112,17 +176,8 @@ class Indices:
         if schema.destination_counts != schema.source_counts:
             starts = zip(schema.source_offsets, schema.destination_counts, strict=False)
             rows = torch.cat([torch.arange(start, start + count, device=device) for start, count in starts])
-        return cls(
-            block.source.to(index),
-            target,
-            relation,
-            schema.source_count,
-            len(schema.relations),
-            schema.source_offsets,
-            None,
-            rows,
-            block.relation_ptr,
-        )
+        counts = schema.source_count, len(schema.relations), schema.source_offsets
+        return cls((block.source.to(index), target, relation), *counts, None, block.relation_ptr, rows)
 
     @classmethod
     def from_edges(
@@ -147,17 +202,9 @@ class Indices:
         index = choose_dtype(None, max(source.numel(), node_count))
         keys, order = torch.sort(pair_keys(target, relation, node_count), stable=True)
         kinds, targets = of_pair_keys(keys, node_count)
-        return cls(
-            source[order].to(index),
-            targets.to(index),
-            kinds.to(index),
-            node_count,
-            relation_count,
-            node_type_ptr,
-            (order if edge_order is None else edge_order[order]).to(index),
-            None,
-            relation_ptr,
-        )
+        ends = source[order].to(index), targets.to(index), kinds.to(index)
+        given = (order if edge_order is None else edge_order[order]).to(index)
+        return cls(ends, node_count, relation_count, node_type_ptr, given, relation_ptr)
 
     @property
     def edge_order(self) -> Tensor:
@@ -194,12 +241,8 @@ class Indices:
         return self._pairs_of(space).node.numel()
 
     def map(self, fine: Space, coarse: Space) -> Tensor | None:
-        """Return the row of ``coarse`` that each row of ``fine`` belongs to: [rows(fine)]; None: it is the same row.
-
-        Raises:
-            InputError: rows of ``fine`` have no row of ``coarse``.
-        """
-        if fine == coarse or (fine in _OF_NODES and coarse in _OF_NODES):
+        """Return the row of ``coarse`` that each row of ``fine`` belongs to: [rows(fine)]; None: it is the same row."""
+        if fine == coarse or (fine in OF_NODES and coarse in OF_NODES):
             return None
         found: Tensor = self._once(("map", fine, coarse), lambda: self._mapped(fine, coarse))
         return found
@@ -218,11 +261,7 @@ class Indices:
         return found
 
     def segments(self, space: Space, types: Space) -> list[int]:
-        """Return where the rows of each row of ``types`` begin in a space that is sorted by it: [types + 1].
-
-        Raises:
-            InputError: the space is not sorted by it.
-        """
+        """Return where the rows of each row of ``types`` begin in a space that is sorted by it: [types + 1]."""
         found: list[int] = self._once(("segments", space, types), lambda: self._segmented(space, types))
         return found
 
@@ -237,12 +276,8 @@ class Indices:
 
         At least 1: no edge sees the degree of a node without edges, and a quotient by 0 would not be a number.
         """
-
-        def counted() -> Tensor:
-            ptr, _ = self.groups("edge", space)
-            return (ptr[1:] - ptr[:-1]).clamp(min=1).to(dtype)
-
-        found: Tensor = self._once(("degree", space, dtype), counted)
+        key = ("degree", space, dtype)
+        found: Tensor = self._once(key, lambda: self.groups("edge", space)[0].diff().clamp(min=1).to(dtype))
         return found
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -262,7 +297,7 @@ class Indices:
             return self._pairs_of(fine).node
         if fine in _END_OF and coarse == "relation":
             return self._pairs_of(fine).relation
-        if fine in _OF_NODES and coarse == "node_type":
+        if fine in OF_NODES and coarse == "node_type":
             counts = [b - a for a, b in pairwise(self._type_list)]
             return torch.repeat_interleave(_on(self.device, counts, self._index), output_size=self.rows("node"))
         raise InputError("coarse", coarse, f"has no row for each row of {fine}", "Map to a coarser space.")
@@ -282,7 +317,7 @@ class Indices:
     def _segmented(self, space: Space, types: Space) -> list[int]:
         if types == "one":
             return [0, self.rows(space)]
-        if space in _OF_NODES and types == "node_type":
+        if space in OF_NODES and types == "node_type":
             return self._type_list
         if types == "relation" and space in _END_OF:
             return self._pairs_of(space).relation_list

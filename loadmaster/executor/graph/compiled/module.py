@@ -15,25 +15,24 @@ from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.captured import GraphLaunches, is_short
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.passes import Passes, passes
-from loadmaster.executor.graph.compiled.run import Makers, Run
-from loadmaster.executor.graph.compiled.step import call
+from loadmaster.executor.graph.compiled.run import Makers, Run, call
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 
 RunKey = tuple[torch.device, torch.dtype, frozenset[int]]
-Runs = WeakKeyDictionary[Graph, dict[RunKey, Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]]
+Call = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+Runs = WeakKeyDictionary[Graph, dict[RunKey, Call]]
 Launch = Literal["auto", "graph", "eager"]
 
 
 class CompiledLayer(nn.Module):
-    """A layer that runs by a schedule. Made by :func:`~loadmaster.executor.graph.compiled.compile`.
+    """A layer that runs by a schedule. Made by :func:`~loadmaster.executor.graph.compiled.compiling.compile`.
 
     Its parameters have the names and shapes of the program: a weight for each relation is [relations, *shape].
 
     Attributes:
         program: both passes; the forward pass alone where the layer was not compiled for training.
-        schedule: of the program.
         graph: what the layer runs on where a call names no other.
         launch: ``graph``: on its own graph the layer is captured as CUDA graphs; ``eager``: it is not; ``auto``: it is
             where its kernels are short.
@@ -119,31 +118,28 @@ class CompiledLayer(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_runs": WeakKeyDictionary()})  # type: ignore[no-untyped-call]
 
-    def _run(
-        self, graph: Graph, dtype: torch.dtype, wanted: frozenset[int]
-    ) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    def _run(self, graph: Graph, dtype: torch.dtype, wanted: frozenset[int]) -> Call:
         key = (graph.device, dtype, wanted)
         runs = self._runs.setdefault(graph, {})
         if key not in runs:
             runs[key] = self._new_run(graph, key)
         return runs[key]
 
-    def _new_run(self, graph: Graph, key: RunKey) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    def _new_run(self, graph: Graph, key: RunKey) -> Call:
         device, dtype, wanted = key
         if wanted not in self._passes:
             self._passes[wanted] = passes(self.program, self.schedule, wanted)
         if key not in self._makers:
             self._makers[key] = Makers(self.program, self._passes[wanted], dtype, device)
-        numbers = [*self._features.values(), *self._parameters_of.values()]
         run = Run(self._makers[key], Indices.of(graph))
         if graph is not self._graphs.get(device):
-            return partial(call, run, numbers)
+            return partial(call, run)
         if self.launch == "graph" and device.type != "cuda":
             remedy = 'Move the layer to a GPU, or leave launch at "auto".'
             raise InputError("launch", "graph", f"is for GPUs, and the features are on {device}", remedy)
         if device.type == "cuda" and (self.launch == "graph" or (self.launch == "auto" and is_short(run))):
-            return GraphLaunches(run, numbers, len(self._features))
-        return partial(call, run, numbers)
+            return GraphLaunches(run)
+        return partial(call, run)
 
     def _by_name(self, features: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = [*self._features]
@@ -212,10 +208,5 @@ def _is_matrix(program: Program, n: int) -> bool:
 
 def _reaches_outputs(program: Program) -> frozenset[int]:
     """Features and parameters that an output depends on."""
-    found, ahead = set[int](), [*program.outputs]
-    while ahead:
-        n = ahead.pop()
-        if n not in found:
-            found.add(n)
-            ahead += program.values[n].inputs
+    found = {*program.outputs}.union(*(program.above[n] for n in program.outputs))
     return frozenset(n for n in found if program.values[n].op in ("feature", "parameter"))

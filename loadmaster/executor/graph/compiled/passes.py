@@ -20,13 +20,11 @@ class Pass:
     """Kernels in the order in which they run.
 
     Attributes:
-        given: numbers of the held values that the pass begins with.
         freed: of each kernel, numbers of the held values that nothing reads after it.
         results: numbers of the values that the pass ends with; each is held, or a view of what is.
     """
 
     kernels: tuple[Kernel, ...]
-    given: tuple[int, ...]
     freed: tuple[tuple[int, ...], ...]
     results: tuple[int, ...]
 
@@ -97,16 +95,11 @@ def _pass(
     program: Program, kernels: Sequence[Kernel], kept: frozenset[int], results: Sequence[int], keep: Sequence[int] = ()
 ) -> Pass:
     last: dict[int, int] = {}
-    made: set[int] = set()
-    given: set[int] = {base(program, n) for n in results} | set(keep)
     for at, kernel in enumerate(kernels):
-        needed = reads(program, kernel, kept)
-        given |= set(needed)
-        made |= set(kernel.stores)
-        last.update(dict.fromkeys((*needed, *kernel.stores), at))
+        last.update(dict.fromkeys((*reads(program, kernel, kept), *kernel.stores), at))
     lasting = {base(program, n) for n in results} | set(keep)
     freed: list[list[int]] = [[] for _ in kernels]
     for n, at in last.items():
         if n not in lasting:
             freed[at].append(n)
-    return Pass(tuple(kernels), tuple(sorted(given - made)), tuple(map(tuple, freed)), tuple(results))
+    return Pass(tuple(kernels), tuple(map(tuple, freed)), tuple(results))

@@ -9,7 +9,6 @@ pinned memory and copied. The log says so.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.graph.features.host_memory import host_empty
+from loadmaster.executor.graph.kernels.operators import has_triton
 
 _log = logging.getLogger(__name__)
 _CANARY_SHAPE = (257, 129)  # rows longer than a line that begin at every offset in one
@@ -31,12 +31,6 @@ TRIED_FROM_BYTES = 1 << 26
 _TRIAL_BYTES = 1 << 24
 _TRIALS = 5
 _CLEARLY = 1.05
-
-
-@cache
-def has_triton() -> bool:
-    """Return whether Triton is installed, which builds the gather kernel."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def gather_kernel() -> Any:
@@ -60,9 +54,7 @@ def by_processor(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
     """Rows gathered by the processor into pinned memory, then copied: [n, ...] on a device.
 
     Args:
-        table: [rows, ...] in host memory.
         index: int32 or int64 [n] on the host, of rows that the table has.
-        device: where the rows go.
     """
     rows = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, pin_memory=device.type == "cuda")
     torch.index_select(table, 0, torch.where(index < 0, index + table.shape[0], index), out=rows)
@@ -70,12 +62,7 @@ def by_processor(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
 
 
 def reads_in_place(table: Tensor, device: torch.device) -> bool:
-    """Return whether rows of this table are gathered by the kernel on this device; the log says why not.
-
-    Args:
-        table: [rows, ...] in host memory that the device reads.
-        device: a CUDA device.
-    """
+    """Return whether rows of this table are gathered by the kernel on this device; the log says why not."""
     reason = _broken(device) or _reason_of(table, device)
     if reason:
         _log.warning(
@@ -95,12 +82,7 @@ def differing_rows(table: Tensor, device: torch.device, gather: Callable[[Tensor
 
 
 def slower_than_processor(seconds: Callable[[Callable[[], Tensor]], float], ways: list[Callable[[], Tensor]]) -> str:
-    """The reason to take the second of two ways; empty without one.
-
-    Args:
-        seconds: that a call takes.
-        ways: the kernel's, the processor's.
-    """
+    """The reason to take the second of two ways; empty without one."""
     for way in ways:
         seconds(way)
     taken = [[seconds(way) for way in ways] for _ in range(_TRIALS)]

@@ -18,16 +18,13 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def _gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
-    """Gather rows of a table in host memory, to the device of the index.
+    """Gather rows of a table in host memory, to the device of the index: [n, ...].
 
     Args:
         table: [rows, ...], in memory that the CUDA device reads where the index is on one; each row contiguous.
         index: int32 or int64 [n]. Below zero, rows count from the end. A CUDA device that reads in place takes zeros
             for a row that the table does not have: :func:`expect_in_range` says whether there are any.
         in_place: whether a CUDA device reads the rows itself, or the processor gathers and sends them.
-
-    Returns:
-        [n, ...], of the table's dtype.
 
     Raises:
         InputError: a table that the device cannot read, an index that does not name rows, or a row out of range where
@@ -52,16 +49,13 @@ def _fake_gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Te
 def _gather_hot_rows(
     table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
 ) -> Tensor:
-    """Gather rows of a table in host memory of which some are kept on the index's device: one kernel reads both.
+    """Gather rows [n, ...] of a table in host memory, some of them kept on the index's device: one kernel reads both.
 
     Args:
         table, index, in_place: as for :func:`gather_rows`.
         rows: [hot, ...] on the device of the index.
         slots: int32 [rows of the table] on that device: where in ``rows`` a row is, or -1.
         counts: int64 [2] on that device: how many rows were found in ``rows``, and how many were read, are added.
-
-    Returns:
-        [n, ...], of the table's dtype.
 
     Raises:
         InputError: as :func:`gather_rows`.
@@ -70,7 +64,7 @@ def _gather_hot_rows(
     if index.is_cuda and in_place:
         expect_readable(table, index.device)
         result = rows.new_empty((index.shape[0], *table.shape[1:]))
-        gather_kernel().gather_hot(table, rows, slots, counts, index.contiguous(), result)
+        gather_kernel().gather(table, index.contiguous(), result, (rows, slots, counts))
         return result
     expect_in_range(index, table.shape[0])
     slot = slots[index]
@@ -101,11 +95,7 @@ gather_hot_rows = operator(
 
 
 def expect_gather(table: Tensor, index: Tensor) -> None:
-    """Refuse an index that does not name rows, and a table without rows to gather.
-
-    Raises:
-        InputError: the index has another dtype or shape, or the table has no dimension or rows that are not contiguous.
-    """
+    """Refuse an index that does not name rows, and a table without rows to gather."""
     if index.dtype not in INDEX_DTYPES or index.dim() != 1:
         raise InputError(
             "index",
@@ -135,11 +125,7 @@ def rows_are_contiguous(table: Tensor) -> bool:
 
 
 def expect_in_range(index: Tensor, rows: int) -> None:
-    """Refuse rows that a table does not have. On a CUDA device this waits for the index.
-
-    Raises:
-        InputError: naming the least and the greatest.
-    """
+    """Refuse rows that a table does not have. On a CUDA device this waits for the index."""
     if not index.numel():
         return
     least, most = (int(i) for i in torch.stack(torch.aminmax(index)).tolist())
@@ -156,12 +142,7 @@ def expect_nodes(name: str, nodes: Tensor, node_count: int) -> None:
     """Refuse what does not name nodes of a graph.
 
     Args:
-        name: of the argument, for the message.
         nodes: int64 or int32, counted from 0.
-        node_count: nodes of the graph.
-
-    Raises:
-        InputError: another dtype, or ids that the graph does not have.
     """
     if nodes.dtype not in INDEX_DTYPES:
         raise InputError(name, str(nodes.dtype), "does not name nodes", "Give int64 or int32.")

@@ -13,7 +13,6 @@ through all of them: the link is full long before the device is, and the trainin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -21,26 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.graph.features.requests import LINE_BYTES
-
+LINE_BYTES = 128  # that a GPU asks the host for at once
 _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Sizes that say how much a launch keeps under way.
-
-    Attributes:
-        tile_bytes: that a program asks for before it waits.
-        columns_bytes: of a row, at most, that one program takes at once.
-        programs_per_processor: at a time, for each multiprocessor.
-        warps: of a program.
-    """
-
-    tile_bytes: int = 8192
-    columns_bytes: int = 2048
-    programs_per_processor: int = 2
-    warps: int = 4
+TILE_BYTES = 8192  # that a program asks for before it waits
+COLUMNS_BYTES = 2048  # of a row, at most, that one program takes at once
+PROGRAMS_PER_PROCESSOR = 2  # at a time
+WARPS = 4
 
 
 @triton.jit
@@ -105,64 +92,41 @@ def _gather(
         tl.atomic_add(counts + 1, tl.sum(reads, 0))
 
 
-def gather(table: Tensor, index: Tensor, result: Tensor, launch: Launch | None = None) -> None:
-    """Copy rows of a table to a result.
+def gather(table: Tensor, index: Tensor, result: Tensor, hot: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
+    """Copy rows of a table to a result; rows that the device keeps are read there.
 
     Args:
         table: [rows, ...] in host memory that the device reads, each row contiguous.
         index: int32 or int64 [n], contiguous, on the device. Rows count from the end below zero; a row that the table
             does not have gives zeros.
         result: [n, ...] on the device, contiguous.
-        launch: None: the default sizes.
+        hot: rows that the device keeps, [hot, ...], contiguous; int32 [rows of the table], where among them a row is,
+            or -1; int64 [2], to which rows found there, and rows read, are added. All are on the device.
     """
-    _run(table, None, None, None, index, result, launch)
-
-
-def gather_hot(table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, result: Tensor) -> None:
-    """Copy rows of a table to a result; rows that the device keeps are read there.
-
-    Args:
-        table, index, result: as for :func:`gather`.
-        rows: [hot, ...] on the device, contiguous.
-        slots: int32 [rows of the table] on the device: where in ``rows`` a row is, or -1.
-        counts: int64 [2] on the device: rows found there, and rows read, are added.
-    """
-    _run(table, rows, slots, counts, index, result, None)
-
-
-def _run(
-    table: Tensor,
-    rows: Tensor | None,
-    slots: Tensor | None,
-    counts: Tensor | None,
-    index: Tensor,
-    result: Tensor,
-    launch: Launch | None,
-) -> None:
     width_bytes, stride_bytes = table.shape[1:].numel() * table.element_size(), table.stride(0) * table.element_size()
     if not index.numel() or not width_bytes:
         return
     word_bytes = math.gcd(width_bytes, stride_bytes, table.data_ptr(), 8)
     words, stride = width_bytes // word_bytes, stride_bytes // word_bytes
     lead_bytes = table.data_ptr() % LINE_BYTES
-    steps = [stride_bytes, lead_bytes, width_bytes if rows is not None else 0]
+    steps = [stride_bytes, lead_bytes, 0 if hot is None else width_bytes]
     shifted = width_bytes > LINE_BYTES and any(step % LINE_BYTES for step in steps)
     line = LINE_BYTES // word_bytes if shifted else 1
-    how = launch or Launch()
     # A row takes its length and what is before it in its first line.
-    columns = min(triton.next_power_of_2(words + line - 1), how.columns_bytes // word_bytes)
-    row_tile = max(1, how.tile_bytes // (columns * word_bytes))
+    columns = min(triton.next_power_of_2(words + line - 1), COLUMNS_BYTES // word_bytes)
+    row_tile = max(1, TILE_BYTES // (columns * word_bytes))
     column_tiles = triton.cdiv(words + line - 1, columns)
     tiles = triton.cdiv(index.numel(), row_tile) * column_tiles
     word = _WORDS[word_bytes]
     # Lanes take 16 bytes at once where every row begins at a multiple of that.
     vector = math.gcd(words, stride, lead_bytes // word_bytes, 16 // word_bytes)
+    rows, slots, counts = (index, index, index) if hot is None else (triton.reinterpret(hot[0], word), *hot[1:])
     with torch.cuda.device_of(index):
-        _gather[(min(tiles, _processors(index.device) * how.programs_per_processor),)](
+        _gather[(min(tiles, _processors(index.device) * PROGRAMS_PER_PROCESSOR),)](
             triton.reinterpret(table, word),
-            triton.reinterpret(rows, word) if rows is not None else index,
-            slots if slots is not None else index,
-            counts if counts is not None else index,
+            rows,
+            slots,
+            counts,
             index,
             triton.reinterpret(result, word),
             table.shape[0],
@@ -172,11 +136,11 @@ def _run(
             STRIDE=stride,
             LINE=line,
             VECTOR=vector,
-            HOT=rows is not None,
+            HOT=hot is not None,
             ROWS=row_tile,
             COLUMNS=columns,
             COLUMN_TILES=column_tiles,
-            num_warps=how.warps,
+            num_warps=WARPS,
         )
 
 

@@ -1,8 +1,13 @@
 """Host memory that GPUs read in place: allocated for CUDA, or a file's where the system mapped it.
 
-A table is in managed memory, which a GPU reads in large pages. Where there is none it is page-locked: memory from the
-system, registered with CUDA. So is a file. (PyTorch rounds what it pins up to a power of two, which for a table of
-features is up to twice its size.) Memory stays until the last tensor on it is gone and the device has read it.
+A table is in CUDA's managed memory, told to stay on the host, which a GPU maps in large pages. Pinned memory is mapped
+in pages of 4 KiB, and a GPU that reads rows anywhere in a large table looks up a page for nearly every row. Managed
+memory moves to whoever reads it, unless it is told where to stay and who reads it from there. PyTorch makes none, so
+CUDA's driver is called here.
+
+Where there is none, a table is page-locked: memory from the system, registered with CUDA. So is a file. (PyTorch rounds
+what it pins up to a power of two, which for a table of features is up to twice its size.) Memory stays until the last
+tensor on it is gone and the device has read it.
 """
 
 from __future__ import annotations
@@ -14,32 +19,90 @@ import math
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.managed_memory import free, is_mapped, managed
 from loadmaster.executor.steps.host_link import host_bytes
 
 _log = logging.getLogger(__name__)
 # Flags of cudaHostRegister: every context may read, at a device address, and no device writes.
 _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8
+PAGE_BYTES = 1 << 21  # of CUDA's largest pages on the host
+# Of cuda.h.
+_ATTACH_GLOBAL = 1
+_STAY_AT, _IS_READ_BY = 3, 5  # advice
+_HOST = -1
+_READS_WHILE_HOST_DOES = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+_DEVICE_POINTER = 3
+
+
+def managed(size_bytes: int, device: torch.device) -> tuple[int, str]:
+    """Allocate whole pages of host memory for a device to read: (address, ""), or (0, why there is none).
+
+    Pages come to be where the host first writes.
+    """
+    torch.cuda.synchronize(device)  # the device's context is there and current from here on
+    pages_bytes = ctypes.c_size_t(-(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
+    address, ordinal, can = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_int()
+    with torch.cuda.device(device):
+        failure = (
+            _failure("cuDeviceGet", ctypes.byref(ordinal), torch.cuda.current_device())
+            or _failure("cuDeviceGetAttribute", ctypes.byref(can), _READS_WHILE_HOST_DOES, ordinal)
+            or ("" if can.value else "the device and the host cannot use it at the same time")
+            or _failure("cuMemAllocManaged", ctypes.byref(address), pages_bytes, _ATTACH_GLOBAL)
+        )
+        if failure:
+            return 0, failure
+        failure = _failure("cuMemAdvise", address, pages_bytes, _STAY_AT, _HOST) or _failure(
+            "cuMemAdvise", address, pages_bytes, _IS_READ_BY, ordinal
+        )
+    if failure:
+        free(address.value, device)
+        return 0, failure
+    return address.value, ""
+
+
+def free(address: int, device: torch.device) -> None:
+    """Give managed memory back when the device has read what it was told to read."""
+    torch.cuda.synchronize(device)
+    with torch.cuda.device(device):
+        _failure("cuMemFree_v2", ctypes.c_uint64(address))
+
+
+def is_mapped(address: int) -> bool:
+    """Return whether a CUDA device may read at an address of the host."""
+    there = ctypes.c_uint64()
+    try:
+        return not _failure("cuPointerGetAttribute", ctypes.byref(there), _DEVICE_POINTER, ctypes.c_uint64(address))
+    except OSError:  # no driver
+        return False
+
+
+def _failure(call: str, *args: Any) -> str:
+    """Call the driver; return what went wrong, or an empty string."""
+    status = getattr(_driver(), call)(*args)
+    if not status:
+        return ""
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, ctypes.byref(text))
+    return f"{call}: {(text.value or b'unknown error').decode()}"
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A contiguous host tensor that a device reads in place; an ordinary one where the device is the host.
 
-    Args:
-        shape: of the tensor.
-        dtype: of its elements.
-        device: that reads it.
-
-    Returns:
-        with any contents, at the beginning of a page.
+    It has any contents, and begins with a page.
 
     Raises:
         InputError: so much host memory cannot be had or locked.
@@ -60,14 +123,9 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
-    """A file's bytes, mapped into memory for reading and registered there.
+    """The bytes of a file that has some, mapped for reading: uint8 [bytes], which nobody may write to.
 
-    Args:
-        path: a file with at least one byte.
-        device: that reads it.
-
-    Returns:
-        uint8 [bytes], which nobody may write to, and why a CUDA device cannot read it there; "" where it can.
+    Also why a CUDA device cannot read them there; "" where it can.
     """
     contents = np.memmap(path, np.uint8, mode="r")
     address, size_bytes = int(contents.ctypes.data), int(contents.size)
@@ -80,11 +138,7 @@ def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
 
 
 def expect_readable(table: Tensor, device: torch.device) -> None:
-    """Refuse host memory that a device cannot read in place.
-
-    Raises:
-        InputError: the tensor is in ordinary memory, and the device is a CUDA device.
-    """
+    """Refuse host memory that a device cannot read in place."""
     if device.type == "cuda" and table.numel() and not is_mapped(table.data_ptr()):
         raise InputError(
             "table",

@@ -13,8 +13,13 @@ from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.host_memory import host_empty, mapped_file
-from loadmaster.executor.graph.features.rules import Affinity, expect_affinity
-from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, is_read_in_place, no_gradient
+from loadmaster.executor.graph.features.unified_tensor import (
+    Affinity,
+    UnifiedTensor,
+    expect_affinity,
+    is_read_in_place,
+    no_gradient,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +38,7 @@ def unified(
     Raises:
         InputError: a tensor that needs a gradient or is sparse, an unknown affinity or device, no memory.
     """
-    expect_affinity(affinity)
-    reader = _reader(device)
+    reader = _reader(affinity, device)
     if tensor.requires_grad:
         raise no_gradient(tensor)
     if tensor.layout != torch.strided:
@@ -56,15 +60,12 @@ def unified_empty(
     """A unified tensor without contents, to be filled part by part: no second copy of a large table is needed.
 
     Args:
-        shape: of the tensor.
-        dtype: of its elements.
         affinity, device, debug: as for :func:`unified`.
 
     Raises:
         InputError: as :func:`unified`.
     """
-    expect_affinity(affinity)
-    reader = _reader(device)
+    reader = _reader(affinity, device)
     return _made(host_empty(shape, dtype, reader), affinity, reader, debug)
 
 
@@ -90,8 +91,7 @@ def unified_file(
     Raises:
         InputError: no such file, a file with another shape, dtype or number of bytes, or as for :func:`unified`.
     """
-    expect_affinity(affinity)
-    reader, path = _reader(device), Path(path)
+    reader, path = _reader(affinity, device), Path(path)
     if not path.is_file():
         raise InputError("path", str(path), "is no file", "Name a file of features.")
     begin_bytes = 0
@@ -122,12 +122,9 @@ def _made(host: Tensor, affinity: Affinity, reader: torch.device, debug: bool) -
     return UnifiedTensor(host, affinity=affinity, result_device=reader, debug=debug, in_place=in_place)
 
 
-def _reader(device: torch.device | str | None) -> torch.device:
-    """The device that reads: with its number, if it is a CUDA device.
-
-    Raises:
-        InputError: neither the host nor a CUDA device that is there.
-    """
+def _reader(affinity: str, device: torch.device | str | None) -> torch.device:
+    """The device that reads a table of a known affinity: with its number, if it is a CUDA device."""
+    expect_affinity(affinity)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

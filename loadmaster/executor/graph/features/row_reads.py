@@ -25,7 +25,6 @@ class RowRead:
     Attributes:
         table: [rows, ...], each row contiguous.
         index: int32 or int64, any shape: which rows.
-        shape: of the result.
     """
 
     table: Tensor
@@ -40,7 +39,6 @@ def row_read(func: Any, args: Sequence[Any]) -> RowRead | None:
     """The rows that one of :data:`OPERATORS` reads, or None where it does not read rows.
 
     Args:
-        func: the operator.
         args: its positional arguments; the table is an ordinary host tensor.
     """
     if func is _aten.index.Tensor:

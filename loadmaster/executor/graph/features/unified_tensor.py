@@ -2,14 +2,13 @@
 
 It is an ordinary host tensor to whoever asks (``device`` is "cpu"). Operators that read rows of it (an index,
 ``index_select``, ``embedding``, ``gather``) run as a kernel that fetches the rows over the link. Any other operator
-computes where :mod:`loadmaster.executor.graph.features.rules` says, by its schema: views stay views, what writes to the
-tensor runs on the host.
+computes where :func:`placement` says, by its schema: views stay views, what writes to the tensor runs on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +18,62 @@ from loadmaster.executor.graph.features.canaries import TRIED_FROM_BYTES, reads_
 from loadmaster.executor.graph.features.gather import expect_in_range, gather_rows, rows_are_contiguous
 from loadmaster.executor.graph.features.host_memory import host_empty
 from loadmaster.executor.graph.features.row_reads import OPERATORS, row_read
-from loadmaster.executor.graph.features.rules import Affinity, Placement, expect_affinity, placement
 from loadmaster.executor.torch_private.operators import make_subclass, no_torch_function, pytree, schema_of
 
 _HOST = torch.device("cpu")
+Affinity = Literal["gpu", "host"]
+
+
+class Placement(NamedTuple):
+    """Placement of one operator: on the GPU its result is a CUDA tensor, on the host a unified one of the affinity."""
+
+    computes_on: Literal["gpu", "host"]
+    affinity: Affinity
+
+
+def expect_affinity(affinity: str) -> None:
+    """Raise InputError unless the affinity is "gpu" or "host"."""
+    if affinity not in ("gpu", "host"):
+        raise InputError("affinity", affinity, "is no affinity", 'Say "gpu" or "host".')
+
+
+def placement(affinities: Sequence[Affinity], cuda_tensors: int, cpu_tensors: int) -> Placement:
+    """Place an operator on unified tensors and its result, after PyTorch-Direct ([Wu24], section 4.4.3).
+
+    The affinity of the unified operands decides, unless other operands leave no choice. A GPU cannot read ordinary host
+    memory, a processor cannot read a GPU's.
+
+    | affinity of the unified operands | CUDA tensors | CPU tensors that are not scalars | computes on | result |
+    | --- | --- | --- | --- | --- |
+    | any | one or more | none | GPU | CUDA tensor |
+    | any | one or more | one or more | refused, as PyTorch refuses it | |
+    | at least one "gpu" | none | none | GPU | CUDA tensor |
+    | at least one "gpu" | none | one or more | host | unified, affinity "gpu" |
+    | all "host" | none | any number | host | unified, affinity "host" |
+
+    Scalars (tensors without dimensions) in host memory go anywhere, as in PyTorch. So do the tensors that an index
+    operator takes its indices from: they are brought to where it computes. Views of a unified tensor are unified
+    wherever they are taken, and what writes to one computes on the host.
+
+    Args:
+        affinities: of the unified operands, at least one.
+        cuda_tensors: how many operands are ordinary CUDA tensors.
+        cpu_tensors: how many are ordinary host tensors with at least one dimension.
+
+    Raises:
+        InputError: operands in ordinary host memory together with CUDA tensors.
+    """
+    affinity: Affinity = "gpu" if "gpu" in affinities else "host"
+    if cuda_tensors and cpu_tensors:
+        raise InputError(
+            "operands",
+            f"{cuda_tensors} CUDA tensors, {cpu_tensors} CPU tensors",
+            "have no device that reads them all, unified tensors or not",
+            "Bring the CPU tensors to the GPU, or make them unified.",
+        )
+    if cuda_tensors or (affinity == "gpu" and not cpu_tensors):
+        return Placement("gpu", affinity)
+    return Placement("host", affinity)
 
 
 class UnifiedTensor(Tensor):
@@ -32,7 +83,6 @@ class UnifiedTensor(Tensor):
 
     Attributes:
         cpu_view: the same memory as an ordinary host tensor.
-        affinity: "gpu" or "host".
         result_device: where results of operators that compute on the GPU are, unless other operands are elsewhere. The
             host where there is no GPU.
         debug: whether every index is held against the number of rows, which makes the host wait for the GPU.
@@ -78,11 +128,7 @@ class UnifiedTensor(Tensor):
         return self._in_place[sort]
 
     def with_affinity(self, affinity: Affinity) -> UnifiedTensor:
-        """The same memory with another affinity; nothing moves.
-
-        Raises:
-            InputError: an affinity other than "gpu" and "host".
-        """
+        """The same memory with another affinity; nothing moves."""
         expect_affinity(affinity)
         return self._like(self.cpu_view, affinity)
 
@@ -92,9 +138,6 @@ class UnifiedTensor(Tensor):
         Args:
             index: int32 or int64, any shape.
             shape: of the result, if another than that of the index and a row.
-
-        Raises:
-            InputError: as :func:`loadmaster.executor.graph.features.gather.gather_rows`.
         """
         where = index.device if index.is_cuda else self.result_device
         flat = index.to(where).reshape(-1)
@@ -226,7 +269,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _place(tables: Sequence[UnifiedTensor], plain: Sequence[Tensor], *, returns: int, tensors: bool) -> Placement:
     cuda = sum(t.is_cuda for t in plain)
     if returns and not tensors and not cuda:
-        return Placement("host", "unified", "host")  # a number or a fact: nothing needs to move for it
+        return Placement("host", "host")  # a number or a fact: nothing needs to move for it
     return placement([t.affinity for t in tables], cuda, sum(t.dim() > 0 and not t.is_cuda for t in plain))
 
 
@@ -282,7 +325,6 @@ def _plain(value: Any) -> Any:
 
 
 def _moved(value: Any, where: torch.device) -> Any:
-    """Every tensor brought to a device."""
     return pytree.tree_map(lambda t: t.to(where) if isinstance(t, Tensor) else t, value)
 
 

@@ -6,4 +6,4 @@ Operators of PyTorch in the namespace ``loadmaster``, with Triton kernels on GPU
 from __future__ import annotations
 
 from loadmaster.executor.graph.kernels import gradients as _gradients  # noqa: F401 - registers them
-from loadmaster.executor.graph.kernels import spmm_softmax as _softmax  # noqa: F401 - registers its operator
+from loadmaster.executor.graph.kernels import softmax as _softmax  # noqa: F401 - registers its operator

@@ -11,13 +11,12 @@ the one edge that was chosen. Gradients of those have no gradients of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
-from loadmaster.executor.graph.kernels.matrix import Matrix, sddmm, spmm
-from loadmaster.executor.graph.kernels.sddmm import sddmm_op
-from loadmaster.executor.graph.kernels.spmm import spmm_op
+from loadmaster.executor.graph.kernels.operators import Matrix, sddmm, sddmm_op, spmm, spmm_op
 from loadmaster.executor.graph.kernels.spmm_messages import (
     SWAPPED,
     Layout,
@@ -36,47 +35,38 @@ Flow = tuple[Tensor, Side]  # rows that gradients or operands flow from, and whe
 
 def _onto(
     side: Side,
-    gradient: Flow,
+    flows: Sequence[Flow],
     join: Literal["copy", "mul", "div"],
-    other: Flow | None,
     winner: Tensor | None,
     matrix: Matrix,
     outer: int,
     inner: int,
 ) -> Tensor:
-    """The sum, for each row at ``side``, of ``gradient`` (joined with ``other``) of its edges."""
-    if other is None and winner is None and gradient[1].layout == "full":
+    """The sum, for each row at ``side``, of its edges' gradients: the first flow, joined with the second if any."""
+    value, at = flows[0]
+    if len(flows) == 1 and winner is None and at.layout == "full":
         # Nothing tells the repeated features apart: sum them before they are sent.
-        value = narrow(gradient[0], side.layout, outer, inner)
-        gradient = (value, gradient[1])
+        flows = [(narrow(value, side.layout, outer, inner), at)]
         outer, inner = 1, width(side.layout, outer, inner)
         side = Side(side.target, "full")
     if side.target == "e":
-        return _onto_edges(side.layout, gradient, join, other, winner, matrix, outer, inner)
+        return _onto_edges(side.layout, flows, join, winner, matrix, outer, inner)
     if side.target == "u":
         matrix = matrix.reversed()
-        gradient = (gradient[0], _swapped(gradient[1]))
-        other = None if other is None else (other[0], _swapped(other[1]))
-    message = Message(join, gradient[1], None if other is None else other[1])
-    total, _ = spmm(gradient[0], None if other is None else other[0], matrix, message, "sum", outer, inner, winner)
+        flows = [(value, Side(SWAPPED[at.target], at.layout)) for value, at in flows]
+    total, _ = spmm(*_operands(flows), matrix, _message(join, flows), "sum", outer, inner, winner)
     return narrow(total, side.layout, outer, inner)
-
-
-def _swapped(side: Side) -> Side:
-    return Side(SWAPPED[side.target], side.layout)
 
 
 def _onto_edges(
     layout: Layout,
-    gradient: Flow,
+    flows: Sequence[Flow],
     join: Literal["copy", "mul", "div"],
-    other: Flow | None,
     winner: Tensor | None,
     matrix: Matrix,
     outer: int,
     inner: int,
 ) -> Tensor:
-    flows = [gradient] if other is None else [gradient, other]
     if layout == "inner":
         # The kernel sums over the inner dimension.
         flows = [_transposed(flow, outer, inner) for flow in flows]
@@ -85,9 +75,15 @@ def _onto_edges(
     elif layout == "one":
         flows = [(spread(value, side.layout, outer, inner), Side(side.target, "full")) for value, side in flows]
         outer, inner = 1, outer * inner
-    message = Message(join, flows[0][1], None if other is None else flows[1][1])
-    right = None if other is None else flows[1][0]
-    return sddmm(flows[0][0], right, matrix, message, outer, inner, layout != "full", winner)
+    return sddmm(*_operands(flows), matrix, _message(join, flows), outer, inner, layout != "full", winner)
+
+
+def _operands(flows: Sequence[Flow]) -> tuple[Tensor, Tensor | None]:
+    return flows[0][0], flows[1][0] if len(flows) == 2 else None
+
+
+def _message(join: Literal["copy", "mul", "div"], flows: Sequence[Flow]) -> Message:
+    return Message(join, flows[0][1], flows[1][1] if len(flows) == 2 else None)
 
 
 def _transposed(flow: Flow, outer: int, inner: int) -> Flow:
@@ -108,16 +104,16 @@ def _operand_gradients(
     of_left = of_right = None
     if left is None or right is None or message.right is None:
         if needs_left:
-            of_left = _onto(message.left, gradient, "copy", None, *fixed)
+            of_left = _onto(message.left, [gradient], "copy", *fixed)
         if needs_right and message.right is not None:
-            of_right = _onto(message.right, gradient, "copy", None, *fixed)
+            of_right = _onto(message.right, [gradient], "copy", *fixed)
             of_right = -of_right if message.join == "sub" else of_right
     else:
         divides = message.join == "div"
         if needs_left:
-            of_left = _onto(message.left, gradient, "div" if divides else "mul", (right, message.right), *fixed)
+            of_left = _onto(message.left, [gradient, (right, message.right)], "div" if divides else "mul", *fixed)
         if needs_right:
-            of_right = _onto(message.right, gradient, "mul", (left, message.left), *fixed)
+            of_right = _onto(message.right, [gradient, (left, message.left)], "mul", *fixed)
             of_right = -of_right / (right * right) if divides else of_right
     return (
         None if of_left is None else of_left.to(ctx.dtypes[0]),

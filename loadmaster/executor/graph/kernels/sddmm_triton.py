@@ -107,7 +107,7 @@ def sddmm_triton(
     result: Tensor,
     work: Work,
 ) -> None:
-    """Fills ``result`` as :func:`loadmaster.executor.graph.kernels.sddmm.sddmm_op` says.
+    """Fills ``result`` as :func:`loadmaster.executor.graph.kernels.operators.sddmm_op` says.
 
     Args:
         visit: the edges in the order to take them in; None: as they are numbered.

@@ -267,7 +267,7 @@ def spmm_triton(
     counts: Sequence[int],
     work: Work,
 ) -> tuple[Tensor, Tensor]:
-    """Launch g-SpMM: :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`; ``order``, ``counts``: of a schedule."""
+    """Launch :func:`loadmaster.executor.graph.kernels.operators.spmm_op`; ``order`` and ``counts`` are a schedule's."""
     message, reduce, outer, inner = work
     tiny, small, large, split, chunks = counts
     rows, numbers = ptr.numel() - 1, outer * inner

@@ -25,7 +25,6 @@ class BuiltinMessage:
     Attributes:
         operator: what joins them; ``copy`` of the left one alone.
         left, right: (where, name of the field).
-        out: the message's name.
     """
 
     operator: MessageOperator

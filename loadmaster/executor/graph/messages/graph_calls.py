@@ -16,8 +16,7 @@ from loadmaster.executor.graph.messages.functions import BuiltinReduce
 from loadmaster.executor.graph.messages.passing import Apply, CrossReduce, Message, Reduce
 from loadmaster.executor.graph.messages.user_functions import EdgeBatch, NodeBatch, checked
 from loadmaster.executor.graph.structure.frames import Frame, RelationEnds
-from loadmaster.executor.graph.structure.ids import expect_within, id_tensor
-from loadmaster.executor.graph.structure.schema import RelationKey, Schema
+from loadmaster.executor.graph.structure.schema import RelationKey, Schema, expect_within, id_tensor
 
 
 class PassesMessages(ABC):

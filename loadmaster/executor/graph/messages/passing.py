@@ -5,6 +5,7 @@ A built-in message under a built-in reduction is one g-SpMM. Any other pair has 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -28,6 +29,12 @@ from loadmaster.executor.graph.structure.frames import Frame, RelationEnds
 Message = BuiltinMessage | Callable[[EdgeBatch], Columns]
 Reduce = BuiltinReduce | Callable[[NodeBatch], Columns]
 Apply = Callable[[NodeBatch], Columns]
+_ACROSS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "mean": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 CrossReduce = Literal["sum", "mean", "max", "min", "stack"] | Callable[[Sequence[Tensor]], Tensor]
 
 
@@ -132,9 +139,8 @@ def across(values: Mapping[str, list[Tensor]], how: CrossReduce) -> dict[str, Te
     Raises:
         InputError: the reduction is unknown, or shapes differ.
     """
-    known = {"sum", "mean", "max", "min", "stack"}
-    if not callable(how) and how not in known:
-        raise InputError("cross_reducer", how, "is unknown", f"Use one of: {', '.join(sorted(known))}.")
+    if not callable(how) and how not in (*_ACROSS, "stack"):
+        raise InputError("cross_reducer", how, "is unknown", f"Use one of: {', '.join(sorted([*_ACROSS, 'stack']))}.")
     result = {}
     for name, parts in values.items():
         if len({part.shape for part in parts}) > 1:
@@ -144,15 +150,7 @@ def across(values: Mapping[str, list[Tensor]], how: CrossReduce) -> dict[str, Te
             result[name] = how(parts)
         elif how == "stack":
             result[name] = torch.stack(parts, dim=1)
-        elif how in ("max", "min"):
-            both = torch.maximum if how == "max" else torch.minimum
-            whole = parts[0]
-            for part in parts[1:]:
-                whole = both(whole, part)
-            result[name] = whole
         else:
-            whole = parts[0]
-            for part in parts[1:]:
-                whole = whole + part
+            whole = functools.reduce(_ACROSS[how], parts)
             result[name] = whole / len(parts) if how == "mean" else whole
     return result

@@ -1,41 +1,129 @@
-"""g-SpMM and g-SDDMM on features of any shape, which run the built-in functions.
+"""g-SpMM, g-SDDMM and softmax over edges on features of any shape; the first two run the built-in functions.
 
 >>> spmm(adjacency, "mul", ("u", h), ("e", w), "sum")    # sum over in-edges of h[source] * w[edge]
 >>> sddmm(adjacency, "dot", ("u", h), ("v", h))          # for every edge h[source] . h[destination]
 
 ``adjacency`` is ``graph.adjacency`` or ``graph.relation_adjacency(relation)``. Operands are (where, rows), where is u
 (the source), v (the destination) or e (the edge). Differentiable in both.
+
+Kernels take features in two dimensions, along which an operand is whole or repeated.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.kernels import matrix as kernels
-from loadmaster.executor.graph.kernels.spmm_messages import Message, Side, Target
+from loadmaster.executor.graph.kernels import operators as kernels
+from loadmaster.executor.graph.kernels.plain import CHUNK_NUMBERS, edge_messages
+from loadmaster.executor.graph.kernels.softmax import edge_softmax_op
+from loadmaster.executor.graph.kernels.spmm_messages import Layout, Message, Side, Target, Work, result_dtype
 from loadmaster.executor.graph.messages.functions import MessageOperator, ReduceOperator
-from loadmaster.executor.graph.messages.products import product
-from loadmaster.executor.graph.messages.shapes import Joined, join_shapes, remembered_join_shapes, rows_of
 from loadmaster.executor.graph.structure.adjacency import Adjacency
+from loadmaster.executor.graph.structure.schema import RelationKey
 
+if TYPE_CHECKING:
+    from loadmaster.executor.graph.structure.graph import Graph
+
+Shape = tuple[int, ...]
 Operand = tuple[Target, Tensor]
+# By whether an operand is whole, 1, or repeated, 0, along the outer and the inner dimension.
+LAYOUTS: dict[tuple[int, int], Layout] = {(1, 1): "full", (1, 0): "outer", (0, 1): "inner", (0, 0): "one"}
+
+
+class Joined(NamedTuple):
+    """Shapes and layouts by which two operands' rows are joined.
+
+    Attributes:
+        shape: of a row of the result, by broadcasting; for ``dot`` with 1 in place of the last dimension.
+        expanded: the shape that an operand's rows are to be written out to first; None: as they are.
+    """
+
+    shape: Shape
+    outer: int
+    inner: int
+    layouts: tuple[Layout, Layout]
+    expanded: tuple[Shape | None, Shape | None]
+
+
+def join_shapes(left: Shape, right: Shape, dot: bool, expand_first: int) -> Joined:
+    """Choose how rows of these shapes are joined, as DGL joins them: broadcast from the last dimension on.
+
+    Args:
+        expand_first: the operand, 0 or 1, to write out where two dimensions do not say how both are repeated.
+
+    Raises:
+        InputError: they do not broadcast; for ``dot``, there is no last dimension, or not the same one.
+    """
+    if dot and (not left or not right or left[-1] != right[-1]):
+        raise InputError("message", (left, right), "have no last dimension in common", "Give rows of equal length.")
+    rank = max(len(left), len(right))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in (left, right)]
+    full: list[int] = []
+    for a, b in zip(*padded, strict=True):
+        if a != b and 1 not in (a, b):
+            remedy = "Give rows that broadcast, from the last dimension on."
+            raise InputError("message", (left, right), "are no shapes that can be joined", remedy)
+        full.append(b if a == 1 else a)
+    shape = (*full[:-1], 1) if dot else tuple(full)
+    groups = _grouped(full, padded, dot)
+    expanded: list[Shape | None] = [None, None]
+    for operand in (expand_first, 1 - expand_first):
+        if len(groups) > 2:
+            padded[operand], expanded[operand] = tuple(full), tuple(full)
+            groups = _grouped(full, padded, dot)
+    groups = [(1, 1, 1)] * (2 - len(groups)) + groups
+    (outer, *first), (inner, *second) = groups
+    layouts = (LAYOUTS[first[0], second[0]], LAYOUTS[first[1], second[1]])
+    return Joined(shape, outer, inner, layouts, (expanded[0], expanded[1]))
+
+
+# Compilers look through the first; other calls find what they were told before.
+remembered_join_shapes = lru_cache(maxsize=1024)(join_shapes)
+
+
+def _grouped(full: Sequence[int], padded: Sequence[Shape], dot: bool) -> list[tuple[int, int, int]]:
+    """Neighbouring dimensions along which both operands are whole, or repeated, together; 1 is left out."""
+    groups: list[tuple[int, int, int]] = []
+    dims = list(zip(full, *padded, strict=True))
+    for i, (size, a, b) in enumerate(dims):
+        last = dot and i == len(dims) - 1
+        if size == 1 and not last:
+            continue
+        # Branches, not truths: a compiler that keeps sizes open settles them here.
+        here = (size, 1 if a == size else 0, 1 if b == size else 0)
+        if groups and not last and groups[-1][1:] == here[1:]:
+            here = (groups.pop()[0] * size, *here[1:])
+        groups.append(here)
+    return groups
+
+
+def rows_of(value: Tensor, expanded: Shape | None) -> Tensor:
+    """Rows as kernels take them: [rows, numbers], contiguous."""
+    rows = value.shape[0]
+    if expanded is not None:
+        padded = value.view(rows, *(1,) * (len(expanded) - value.dim() + 1), *value.shape[1:])
+        value = padded.expand(rows, *expanded)
+    if value.dim() != 2:
+        value = value.reshape(rows, math.prod(value.shape[1:]))
+    return value.contiguous()
 
 
 def spmm(
     adjacency: Adjacency, operator: MessageOperator, left: Operand, right: Operand | None, reduce: ReduceOperator
 ) -> Tensor:
-    """Reduce the messages of every destination's edges; zero where there are none.
+    """Reduce the messages of every destination's edges: [destinations, ...]; zero where there are none.
 
     Args:
         operator: ``copy`` of the left operand, or what joins both.
         left, right: [rows of their place, ...]; shapes of rows broadcast.
-
-    Returns:
-        [destinations, ...].
 
     Raises:
         InputError: rows that do not match the graph, numbers of another kind than floating-point, or shapes that do
@@ -111,3 +199,67 @@ def _expect_rows(adjacency: Adjacency, operand: Operand) -> None:
     if value.device != adjacency.device:
         remedy = "Move it, or the graph with graph.to(device)."
         raise InputError(f"feature at {where}", str(value.device), f"is not on {adjacency.device}", remedy)
+
+
+def product(
+    adjacency: Adjacency, left: Tensor, right: Tensor | None, message: Message, outer: int, inner: int
+) -> Tensor:
+    """Product of each destination's messages: [destinations, outer * inner]; zero where there are none.
+
+    Messages of a chunk of edges are made again when gradients flow, and gradients are right at zeros too. A row longer
+    than a chunk is a chunk of its own. Waits for the device.
+    """
+    dtype = result_dtype(left, right)
+    csc = adjacency.csc()
+    ptr = csc.ptr.long()
+    edge = csc.edge_ids()
+
+    def chunk(left: Tensor, right: Tensor | None, first: int, last: int) -> Tensor:
+        offsets = ptr[first : last + 1]
+        begin, end = int(offsets[0]), int(offsets[-1])
+        rows = torch.arange(first, last, device=ptr.device).repeat_interleave(offsets.diff(), output_size=end - begin)
+        where: dict[Target, Tensor] = {"u": csc.neighbour[begin:end], "v": rows, "e": edge[begin:end]}
+        messages = edge_messages(Work(message, "each", outer, inner), left, right, None, where)
+        return torch.segment_reduce(messages.contiguous(), "prod", offsets=offsets - begin, axis=0, unsafe=True)
+
+    parts = []
+    step = max(1, CHUNK_NUMBERS // max(1, outer * inner))
+    count = adjacency.destination_count
+    first = 0
+    while first < count:
+        bound = ptr[first] + step
+        last = min(count, max(first + 1, int(torch.searchsorted(ptr, bound, right=True)) - 1))
+        parts.append(checkpoint(chunk, left, right, first, last, use_reentrant=False))
+        first = last
+    if not parts:
+        return left.new_zeros((0, outer * inner), dtype=dtype)
+    whole = torch.cat(parts).to(dtype)
+    return whole.masked_fill((ptr.diff() == 0)[:, None], 0)
+
+
+def edge_softmax(
+    graph: Graph, scores: Tensor, relation: RelationKey | None = None, norm_by: Literal["dst", "src"] = "dst"
+) -> Tensor:
+    """Softmax over all edges with the same destination, or source: exp(score) over their sum; number by number.
+
+    Args:
+        scores: [edges, ...], floating-point.
+        relation: whose edges; None: all edges of a graph with one type of node.
+
+    Raises:
+        InputError: scores have no row for each edge, or are not floating-point.
+    """
+    if norm_by not in ("dst", "src"):
+        raise InputError("norm_by", norm_by, "is no end of an edge", 'Use "dst" or "src".')
+    adjacency = graph.adjacency_of(relation)
+    if scores.dim() == 0 or scores.shape[0] != adjacency.edge_count:
+        remedy = f"Give a tensor of {adjacency.edge_count} rows."
+        raise InputError("scores", tuple(scores.shape), "have no row for each edge", remedy)
+    if not scores.is_floating_point():
+        raise InputError("scores", scores.dtype, "are not floating-point", "Convert them, for example with .float().")
+    if scores.device != adjacency.device:
+        raise InputError("scores", str(scores.device), f"are not on {adjacency.device}", "Move them, or the graph.")
+    rows = adjacency.matrix(reverse=False) if norm_by == "dst" else adjacency.matrix(reverse=True).reversed()
+    flat = scores.reshape(scores.shape[0], math.prod(scores.shape[1:])).contiguous()
+    made: Tensor = edge_softmax_op(flat, *rows[:4], rows.source, rows.destination, rows.counts)
+    return made.view(scores.shape)

@@ -8,6 +8,7 @@ messages that nodes have. One that is :func:`maskable` is called for ranges of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -63,20 +64,19 @@ class EdgeBatch:
         return self._adjacency.source, self._adjacency.destination
 
 
+@dataclass(eq=False, repr=False)
 class NodeBatch:
     """Nodes of a pass that have equally many messages.
 
     Attributes:
         mailbox: the messages: [nodes, messages, ...] of each name, by the ids of their edges.
-        data: columns of the nodes.
         mask: [nodes, messages], false where a row is padded; None unless the function is maskable.
     """
 
-    def __init__(self, ids: Tensor, data: Columns, mailbox: Columns, mask: Tensor | None) -> None:
-        self._ids = ids
-        self.data = data
-        self.mailbox = mailbox
-        self.mask = mask
+    _ids: Tensor
+    data: Columns
+    mailbox: Columns
+    mask: Tensor | None
 
     def nodes(self) -> Tensor:
         """Ids of the nodes, by row."""
@@ -96,7 +96,6 @@ class Bucket(NamedTuple):
     """Nodes that are reduced together.
 
     Attributes:
-        nodes: ids.
         width: messages of each, padded ones included.
     """
 
@@ -164,11 +163,7 @@ def reduce_by_user(
 
 
 def checked(made: object, rows: int, what: str) -> dict[str, Tensor]:
-    """Check what a function of the user's returned, and return it as a dictionary.
-
-    Raises:
-        InputError: it is not a mapping from names to tensors with that many rows.
-    """
+    """Check what a function of the user's returned, and return it as a dictionary."""
     if not isinstance(made, Mapping):
         raise InputError(what, type(made).__name__, "returned no dictionary", "Return {name: tensor}.")
     for name, value in made.items():

@@ -52,11 +52,7 @@ class Block(Graph):
         return self.schema.destination_counts[self.schema.node_type(node_type)]
 
     def reverse(self) -> Graph:
-        """Refuse to reverse: destinations would not be the first sources.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse to reverse: destinations would not be the first sources."""
         raise InputError("block", repr(self), "cannot be reversed", "Sample the reversed graph.")
 
     def _mapped(self, each: MapTensor) -> Self:
@@ -68,10 +64,6 @@ class Block(Graph):
 
 
 def expect_no_block(field: str, graph: Graph) -> None:
-    """Refuse blocks where sources and destinations must be the same nodes.
-
-    Raises:
-        InputError: naming ``field``.
-    """
+    """Refuse blocks where sources and destinations must be the same nodes."""
     if isinstance(graph, Block):
         raise InputError(field, repr(graph), "is a block", "Give the graph that was sampled.")

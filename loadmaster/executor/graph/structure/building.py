@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.structure.ids import choose_dtype, expect_within, id_tensor
-from loadmaster.executor.graph.structure.schema import EDGE, NODE, Schema, Triple, as_triples, numbered_relations
+from loadmaster.executor.graph.structure.schema import (
+    EDGE,
+    NODE,
+    Schema,
+    Triple,
+    as_triples,
+    choose_dtype,
+    expect_within,
+    id_tensor,
+)
 
 
 class Parts(NamedTuple):
@@ -130,7 +138,7 @@ def _relation_names(
     count = _most(kinds) if relations is None and kinds is not None else relations
     if not isinstance(count, int) or count < 1:
         raise InputError("relations", count, "is no number of relations", "Give a whole number >= 1.")
-    return numbered_relations(count, node_types[0])
+    return tuple((node_types[0], str(i), node_types[0]) for i in range(count))
 
 
 def _expect_types(parts: Parts) -> None:

@@ -20,13 +20,10 @@ from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.messages.graph_calls import PassesMessages
-from loadmaster.executor.graph.structure.adjacency import Adjacency, Compressed, MapTensor
+from loadmaster.executor.graph.structure.adjacency import Adjacency, Compressed, MapTensor, Pairs, pairs_of
 from loadmaster.executor.graph.structure.building import Parts, from_relations, from_rows
-from loadmaster.executor.graph.structure.frames import Frame, RelationEnds
-from loadmaster.executor.graph.structure.ids import expect_within, id_tensor
-from loadmaster.executor.graph.structure.pairs import Pairs, pairs_of
-from loadmaster.executor.graph.structure.schema import RelationKey, Schema, Triple
-from loadmaster.executor.graph.structure.views import ColumnsByType, Edges, Nodes, WithData
+from loadmaster.executor.graph.structure.frames import ColumnsByType, Edges, Frame, Nodes, RelationEnds, WithData
+from loadmaster.executor.graph.structure.schema import RelationKey, Schema, Triple, expect_within, id_tensor
 
 
 class Graph(PassesMessages):

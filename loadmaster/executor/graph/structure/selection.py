@@ -11,8 +11,7 @@ from torch import Tensor
 from loadmaster.executor.graph.structure.blocks import expect_no_block
 from loadmaster.executor.graph.structure.building import Parts
 from loadmaster.executor.graph.structure.graph import Graph
-from loadmaster.executor.graph.structure.ids import expect_within, id_tensor
-from loadmaster.executor.graph.structure.schema import RelationKey, Schema
+from loadmaster.executor.graph.structure.schema import RelationKey, Schema, expect_within, id_tensor
 
 PARENT_ID = "_ID"  # of nodes within their type, of edges within their relation
 
@@ -48,7 +47,6 @@ def edge_subgraph(graph: Graph, edges: Any | Mapping[RelationKey, Any], keep_nod
 
     Args:
         edges: ids, or booleans for all; by relation where there are several: of those not named, none.
-        keep_nodes: keep all nodes, with their ids.
 
     Raises:
         InputError: an id does not name an edge, or the graph is a block.

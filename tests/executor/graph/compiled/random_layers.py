@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loadmaster.executor.graph.structure.graph import Graph
-from loadmaster.models.graph.greedy import greedy_kept, legalized
 from loadmaster.models.graph.inline import required
-from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.lowering import greedy_kept, legalized, lowered
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule, is_free
 from loadmaster.models.graph.schedule_rules import broken_rules

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from loadmaster.executor.graph.compiled import captured as captured_module
 from loadmaster.executor.graph.compiled import module as compiled_module
 from loadmaster.executor.graph.compiled.captured import WARM_CALLS, CudaGraphs, GraphLaunches
 from loadmaster.executor.graph.compiled.compiling import compile as compile_layer
@@ -63,11 +64,11 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledLayer, CompiledLaye
         if self is captured and not isinstance(found, GraphLaunches):
             runs = next(runs for runs in self._runs.values() if found in runs.values())
             key = next(key for key, value in runs.items() if value is found)
-            run, numbers = found.args
-            found = runs[key] = GraphLaunches(run, numbers, 1, RunAgain)
+            found = runs[key] = GraphLaunches(*found.args)
         return found
 
     monkeypatch.setattr(compiled_module.CompiledLayer, "_run", run)
+    monkeypatch.setattr(captured_module, "CudaGraphs", RunAgain)
     RunAgain.replays = 0
     return captured, plain
 

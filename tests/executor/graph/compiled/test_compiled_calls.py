@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.compiled import tune as tuning
+from loadmaster.executor.graph.compiled import compiling as tuning
 from loadmaster.executor.graph.compiled.compiling import compile as compile_layer
 from loadmaster.executor.graph.compiled.module import CompiledLayer
 from loadmaster.executor.graph.structure.graph import Graph

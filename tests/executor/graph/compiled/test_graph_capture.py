@@ -17,8 +17,8 @@ from loadmaster.executor.graph.compiled.capture import capture, statistics_of_gr
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.device import graph_hardware
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
 
 GRAPH = Graph([0, 1, 2, 0, 0], [1, 2, 0, 2, 2], node_count=4, relation=[1, 1, 0, 1, 1], relations=3)
 HARDWARE = graph_hardware("h100")

@@ -7,9 +7,9 @@ import pytest
 from loadmaster.executor.graph.compiled.passes import Pass, passes
 from loadmaster.executor.graph.compiled.runner import reads
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.library import LAYERS, layer
+from loadmaster.models.graph.lowering import greedy_schedule
 from loadmaster.models.graph.program import Program
 
 

@@ -7,8 +7,8 @@ import torch
 
 from loadmaster.executor.graph.compiled.triton import TritonKernel, building
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
 from tests.executor.graph.compiled.triton_runs import expect_as_plain, random_held, random_indices
 
 pytestmark = [

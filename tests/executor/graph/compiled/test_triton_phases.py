@@ -9,13 +9,13 @@ import torch
 
 from loadmaster.executor.graph.compiled.triton import TritonKernel
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
+from loadmaster.models.graph.operators import GIVEN
 from loadmaster.models.graph.phases import phases
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.tracing import leaky_relu, traced
-from loadmaster.models.graph.value import GIVEN
 from tests.executor.graph.compiled.triton_runs import random_indices
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton (the triton extra)")

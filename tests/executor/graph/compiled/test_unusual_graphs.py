@@ -14,8 +14,8 @@ import torch
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.capture import capture
 from loadmaster.executor.graph.compiled.compiling import compile as compile_layer
+from loadmaster.executor.graph.compiled.compiling import tune
 from loadmaster.executor.graph.compiled.indices import Indices
-from loadmaster.executor.graph.compiled.tune import tune
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.graph.structure.sampling import NeighbourSampler
 from loadmaster.models.graph.device import graph_hardware

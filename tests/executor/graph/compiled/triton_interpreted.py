@@ -23,13 +23,13 @@ from loadmaster.executor.graph.compiled.reference import ReferenceRunner
 from loadmaster.executor.graph.compiled.triton import TritonKernel, building, gemm, outer
 from loadmaster.models.graph import cut
 from loadmaster.models.graph.autodiff import with_backward
-from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import greedy_schedule
+from loadmaster.models.graph.operators import Value
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.schedule import Kernel, Schedule
 from loadmaster.models.graph.tracing import per_relation, shared, traced
-from loadmaster.models.graph.value import Value
 from tests.executor.graph.compiled.plain_layers import PlainGraph, evaluated
 from tests.executor.graph.compiled.random_layers import graphs, layers, schedules
 from tests.executor.graph.compiled.triton_runs import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadmaster.executor.graph.features import host_memory, managed_memory
+from loadmaster.executor.graph.features import host_memory
 
 
 class Registry:
@@ -48,7 +48,7 @@ class Driver:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Registry(2).install(monkeypatch)
-        monkeypatch.setattr(managed_memory, "_driver", lambda: self)
+        monkeypatch.setattr(host_memory, "_driver", lambda: self)
 
     def _done(self, *call: Any) -> int:
         self.calls.append(call)

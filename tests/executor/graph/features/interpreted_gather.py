@@ -7,12 +7,13 @@ be whole afterwards. Prints {name of the case: what went wrong, or nothing} as o
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from torch import Tensor
 
 from loadmaster.executor.graph.features import gather_kernel
 from loadmaster.executor.graph.features.canaries import canary_table, differing_rows
-from loadmaster.executor.graph.features.gather_kernel import Launch
 from tests.executor.interpreted_cases import Cases
 
 WIDTHS = (1, 11, 32, 100, 128, 513)
@@ -46,9 +47,9 @@ class Guarded:
         assert bool((self.buffer[:GUARD_ROWS] == 77).all()) and bool((self.buffer[-GUARD_ROWS:] == 77).all())
 
 
-def expect_gather(table: Tensor, index: Tensor, launch: Launch | None = None) -> None:
+def expect_gather(table: Tensor, index: Tensor) -> None:
     room = Guarded((index.numel(), *table.shape[1:]), table.dtype)
-    gather_kernel.gather(table, index, room.result, launch)
+    gather_kernel.gather(table, index, room.result)
     room.expect(table[index])
 
 
@@ -81,8 +82,9 @@ def tables_that_begin_behind_a_line_or_have_longer_strides() -> None:
 @case
 def launches_of_other_sizes() -> None:
     table = contents(ROWS, 513, dtype=torch.float32)
-    for launch in (Launch(tile_bytes=4096, columns_bytes=1024), Launch(columns_bytes=512, programs_per_processor=1)):
-        expect_gather(table, INDEX, launch)
+    for sizes in ({"TILE_BYTES": 4096, "COLUMNS_BYTES": 1024}, {"COLUMNS_BYTES": 512, "PROGRAMS_PER_PROCESSOR": 1}):
+        with mock.patch.multiple(gather_kernel, **sizes):
+            expect_gather(table, INDEX)
 
 
 @case
@@ -112,7 +114,7 @@ def hot_rows_and_their_counts() -> None:
         slots[torch.tensor(hot, dtype=torch.int64)] = torch.arange(len(hot), dtype=torch.int32)
         counts = torch.tensor([10, 20])
         room = Guarded((INDEX.numel(), width), dtype)
-        gather_kernel.gather_hot(on_host, rows, slots, counts, INDEX, room.result)
+        gather_kernel.gather(on_host, INDEX, room.result, (rows, slots, counts))
         room.expect(table[INDEX])
         found = sum(int(i) % ROWS in hot for i in INDEX.tolist())
         assert counts.tolist() == [10 + found, 20 + INDEX.numel()]

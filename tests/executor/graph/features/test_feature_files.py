@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import UnifiedTensor, host_memory, unified_file
+from loadmaster.executor.graph import UnifiedTensor, unified_file
+from loadmaster.executor.graph.features import host_memory
 from loadmaster.executor.graph.features.host_memory import expect_readable
 from tests.executor.graph.features.fake_cuda import Registry
 

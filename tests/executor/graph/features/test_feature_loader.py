@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import FeatureLoader, HotRows, unified
+from loadmaster.executor.graph import FeatureLoader, HotRows, unified
 
 NODES = 50
 FEATURES = torch.randn(NODES, 3, generator=torch.Generator().manual_seed(0))

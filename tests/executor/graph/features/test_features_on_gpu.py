@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import FeatureLoader, HotRows, UnifiedTensor, unified, unified_file
+from loadmaster.executor.graph import FeatureLoader, HotRows, UnifiedTensor, unified, unified_file
 from loadmaster.executor.graph.features.canaries import by_kernel, by_processor, canary_table, differing_rows
 from loadmaster.executor.graph.features.gather import gather_rows
-from loadmaster.executor.graph.features.managed_memory import is_mapped
+from loadmaster.executor.graph.features.host_memory import is_mapped
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.host_memory import expect_readable, host_empty
-from loadmaster.executor.graph.features.managed_memory import PAGE_BYTES
+from loadmaster.executor.graph.features.host_memory import PAGE_BYTES, expect_readable, host_empty
 from tests.executor.graph.features.fake_cuda import Driver, Registry
 
 GPU = torch.device("cuda", 0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import HotRows, hottest, predicted_hit_rate, rows_within, unified
+from loadmaster.executor.graph import HotRows, hottest, predicted_hit_rate, rows_within, unified
 from loadmaster.executor.graph.features.gather import gather_hot_rows
 
 TABLE = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))

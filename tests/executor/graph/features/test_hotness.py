@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import (
+from loadmaster.executor.graph import (
     hottest,
     out_degrees,
     predicted_hit_rate,

@@ -1,4 +1,4 @@
-"""The model of requests over the link, against a count lane by lane."""
+"""Requests for 128-byte lines over the link, which alignment saves: a model, against a count lane by lane."""
 
 from __future__ import annotations
 
@@ -7,7 +7,42 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadmaster.executor.graph.features.requests import least_requests, line_requests
+# A warp asks once for every line that its lanes touch. Where each lane takes one element of the result in order, warps
+# begin anywhere in a row, and a line that two warps touch is asked for twice. Where a row is read from the line that it
+# begins in, as the gather kernel reads it, each of its lines is asked for once.
+
+
+def line_requests(index, row_elements, *, aligned, line_elements=32, warp_lanes=32):
+    """Count the requests for lines of all rows that are gathered.
+
+    Args:
+        index: int [rows], which rows of a table whose first row begins with a line.
+        row_elements: elements of a row, at least one.
+        aligned: whether warps begin where lines begin; else they follow the result, an element each lane.
+        line_elements: elements of a line; 32 of float32.
+        warp_lanes: lanes of a warp.
+    """
+    start = index.astype(np.int64) * row_elements
+    line_cuts = (start + row_elements - 1) // line_elements - start // line_elements
+    if aligned:
+        return int(np.sum(line_cuts + 1))
+    first = np.arange(index.size, dtype=np.int64) * row_elements
+    warp_cuts = (first + row_elements - 1) // warp_lanes - first // warp_lanes
+    # A piece is what one warp reads of one line: a row is cut where either ends, once where both do.
+    step = np.lcm(line_elements, warp_lanes)
+    both = np.zeros_like(start)
+    for cut in range(0, int(step), warp_lanes):
+        # Positions p of the row with first + p = cut (mod step) at a warp's end and start + p at a line's.
+        offset = (cut - first) % step
+        at_line = (start + offset) % line_elements == 0
+        count = (row_elements - 1 - offset) // step + 1 - (offset == 0)
+        both += np.where(at_line, np.maximum(count, 0), 0)
+    return int(np.sum(1 + line_cuts + warp_cuts - both))
+
+
+def least_requests(rows, row_elements):
+    """Lines that so many rows would fill without gaps: no way to read them asks for fewer."""
+    return rows * row_elements / 32
 
 
 def counted(index, row, line, lanes, *, aligned):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import UnifiedTensor, making, unified, unified_empty, unified_tensor
+from loadmaster.executor.graph import UnifiedTensor, unified, unified_empty
+from loadmaster.executor.graph.features import making, unified_tensor
 from loadmaster.executor.graph.features.gather import gather_rows, rows_are_contiguous
 
 CPU = "cpu"

@@ -14,12 +14,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from loadmaster.executor.graph.kernels import sddmm, spmm, spmm_schedule, spmm_triton
-from loadmaster.executor.graph.kernels.matrix import Matrix
-from loadmaster.executor.graph.kernels.matrix import sddmm as run_sddmm
-from loadmaster.executor.graph.kernels.matrix import spmm as run_spmm
+from loadmaster.executor.graph.kernels import operators, spmm_schedule, spmm_triton
+from loadmaster.executor.graph.kernels.operators import Matrix, sddmm, spmm
+from loadmaster.executor.graph.kernels.softmax import edge_softmax_op
 from loadmaster.executor.graph.kernels.spmm_messages import Message, Side, width
-from loadmaster.executor.graph.kernels.spmm_softmax import edge_softmax_op
 from loadmaster.executor.graph.structure.adjacency import Adjacency
 from tests.executor.interpreted_cases import Cases, Guarded
 
@@ -32,8 +30,7 @@ def kernels_run(most: int = 8) -> Iterator[None]:
     """Operators take their kernels; small graphs have rows of every sort, small features several blocks."""
     guarded = Guarded(torch.empty)
     with contextlib.ExitStack() as stack:
-        for module in (spmm, sddmm):
-            stack.enter_context(mock.patch.object(module, "has_kernels", lambda device: True))
+        stack.enter_context(mock.patch.object(operators, "has_kernels", lambda device: True))
         for name, value in {"TINY_DEGREE": 1, "SMALL_DEGREE": 3, "CHUNK_EDGES": 5, "RARE": 100}.items():
             stack.enter_context(mock.patch.object(spmm_schedule, name, value))
         stack.enter_context(mock.patch.object(spmm_triton, "WIDEST_BLOCK", most))
@@ -80,7 +77,7 @@ def sums_of_every_message() -> None:
         for join in ("add", "sub", "mul", "div"):
             x, y = (rows(adjacency, side, 3, 2, torch.float64) for side in (left, right))
             message = Message(join, left, right)
-            both(lambda x=x, y=y, m=message: run_spmm(x, y, matrix, m, "sum", 3, 2)[:1])
+            both(lambda x=x, y=y, m=message: spmm(x, y, matrix, m, "sum", 3, 2)[:1])
 
 
 @case
@@ -89,7 +86,7 @@ def every_reduction() -> None:
         adjacency, matrix = graph(ids)
         x = rows(adjacency, U, 1, 11, dtype)
         for reduce in ("sum", "mean", "max", "min", "logsumexp"):
-            both(lambda x=x, m=matrix, r=reduce: run_spmm(x, None, m, Message("copy", U, None), r, 1, 11))
+            both(lambda x=x, m=matrix, r=reduce: spmm(x, None, m, Message("copy", U, None), r, 1, 11))
 
 
 @case
@@ -98,7 +95,7 @@ def ties_infinities_and_nan_under_max_and_min() -> None:
     x = torch.randint(-1, 2, (7, 5)).to(torch.float64)
     x[1], x[2, 1], x[4, 2] = -torch.inf, torch.nan, torch.inf
     for reduce in ("max", "min"):
-        both(lambda r=reduce: run_spmm(x, None, matrix, Message("copy", U, None), r, 1, 5))
+        both(lambda r=reduce: spmm(x, None, matrix, Message("copy", U, None), r, 1, 5))
 
 
 @case
@@ -106,13 +103,13 @@ def winners_decide_which_edges_count() -> None:
     adjacency, matrix = graph()
     x, w = rows(adjacency, U, 2, 3, torch.float64), rows(adjacency, Side("e", "outer"), 2, 3, torch.float64)
     message = Message("mul", U, Side("e", "outer"))
-    _, winner = run_spmm(x, w, matrix, message, "max", 2, 3)
+    _, winner = spmm(x, w, matrix, message, "max", 2, 3)
     gradient = rows(adjacency, V, 2, 3, torch.float64)
     back = Message("mul", U, Side("e", "outer"))
-    both(lambda: run_spmm(gradient, w, matrix.reversed(), back, "sum", 2, 3, winner)[:1])
+    both(lambda: spmm(gradient, w, matrix.reversed(), back, "sum", 2, 3, winner)[:1])
     onto_edges = Message("mul", V, U)
-    both(lambda: (run_sddmm(gradient, x, matrix, onto_edges, 2, 3, True, winner),))
-    both(lambda: (run_sddmm(gradient, x, matrix, onto_edges, 2, 3, False, winner),))
+    both(lambda: (sddmm(gradient, x, matrix, onto_edges, 2, 3, True, winner),))
+    both(lambda: (sddmm(gradient, x, matrix, onto_edges, 2, 3, False, winner),))
 
 
 @case
@@ -122,7 +119,7 @@ def edges_values_of_every_shape() -> None:
         for left, right in ((U, V), (V, Side("e", "outer")), (Side("u", "one"), Side("v", "inner"))):
             x, y = (rows(adjacency, side, outer, inner, torch.float32) for side in (left, right))
             message = Message("mul", left, right)
-            both(lambda x=x, y=y, m=message, o=outer, i=inner, s=summed: (run_sddmm(x, y, matrix, m, o, i, s),))
+            both(lambda x=x, y=y, m=message, o=outer, i=inner, s=summed: (sddmm(x, y, matrix, m, o, i, s),))
 
 
 @case
@@ -142,7 +139,7 @@ def softmax_and_its_gradient() -> None:
 def a_graph_without_edges() -> None:
     none = torch.empty(0, dtype=torch.int32)
     matrix = Adjacency(none, none, 3, 4).matrix(reverse=True)
-    both(lambda: run_spmm(torch.ones(3, 2), None, matrix, Message("copy", U, None), "max", 1, 2))
+    both(lambda: spmm(torch.ones(3, 2), None, matrix, Message("copy", U, None), "max", 1, 2))
 
 
 if __name__ == "__main__":

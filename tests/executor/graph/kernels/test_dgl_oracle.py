@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loadmaster.executor.graph.messages.softmax import edge_softmax
-from loadmaster.executor.graph.messages.sparse import sddmm, spmm
+from loadmaster.executor.graph.messages.sparse import edge_softmax, sddmm, spmm
 from loadmaster.executor.graph.structure.graph import Graph
 
 JOINS = ("add", "sub", "mul", "div")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import loadmaster.executor.graph.messages.functions as fn
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.kernels import sddmm_plain, spmm_plain
-from loadmaster.executor.graph.messages import products
+from loadmaster.executor.graph.kernels import plain
+from loadmaster.executor.graph.messages import sparse
 from loadmaster.executor.graph.messages.sparse import sddmm, spmm
 from loadmaster.executor.graph.structure.graph import Graph
 from tests.executor.graph.messages.message_cases import (
@@ -34,7 +34,7 @@ seeds = st.integers(0, 2**31)
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even small graphs take their edges in several chunks."""
-    for module in (spmm_plain, sddmm_plain, products):
+    for module in (plain, sparse):
         monkeypatch.setattr(module, "CHUNK_NUMBERS", 8)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import loadmaster.executor.graph.messages.functions as fn
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.messages.softmax import edge_softmax
+from loadmaster.executor.graph.messages.sparse import edge_softmax
 from loadmaster.executor.graph.messages.user_functions import EdgeBatch, NodeBatch, buckets, maskable
 from loadmaster.executor.graph.structure.graph import Graph
 from tests.executor.graph.messages.message_cases import feature, graphs, naive_reduction, same_values_and_gradients

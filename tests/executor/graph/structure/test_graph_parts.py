@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError, MissingExtraError
 from loadmaster.executor.graph.structure import conversions
 from loadmaster.executor.graph.structure.batches import batch, readout_edges, readout_nodes, unbatch
-from loadmaster.executor.graph.structure.files import load_graphs, save_graphs
+from loadmaster.executor.graph.structure.conversions import load_graphs, save_graphs
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.graph.structure.sampling import NeighbourSampler
 from loadmaster.executor.graph.structure.selection import edge_subgraph, node_subgraph, relation_subgraph

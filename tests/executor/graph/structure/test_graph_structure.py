@@ -71,7 +71,7 @@ def test_pairs_are_the_distinct_ends_with_relations(drawn: Any) -> None:
     each = list(zip(graph.relation.tolist(), graph.destination.tolist(), strict=True))
     want = sorted(set(each))
     assert list(zip(pairs.relation.tolist(), pairs.node.tolist(), strict=True)) == want
-    assert pairs.pair_count == len(want)
+    assert pairs.node.numel() == len(want)
     for i, pair in enumerate(want):
         own = slice(int(pairs.edges.ptr[i]), int(pairs.edges.ptr[i + 1]))
         edges = [e for e, other in enumerate(each) if other == pair]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.structure.graph import Graph
-from loadmaster.executor.graph.structure.sampling import NeighbourSampler
-from loadmaster.executor.graph.structure.walks import random_walk
+from loadmaster.executor.graph.structure.sampling import NeighbourSampler, random_walk
 
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 ENDS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=20)

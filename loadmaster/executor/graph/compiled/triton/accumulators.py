@@ -57,7 +57,6 @@ class Accumulators:
         """Write the lines that add a tile to an aggregate.
 
         Args:
-            mask: which rows there are.
             weight: for a logsumexp of partial results, the sum that x is the scale of; for a softmax-weighted sum of
                 partial results, the factor that brings them to the present scale.
 
@@ -69,7 +68,7 @@ class Accumulators:
         if weight is not None and reduce != "logsumexp":
             x = f.combined("{0} * {1}", x, weight)
         chosen = f.combined(f"tl.where({{0}}, {{1}}, {none})", mask, x)
-        tile = f.named(block, Register(f.full(chosen, axes), axes))
+        tile = f.named(block, f.full(chosen, axes))
         if reduce in ("max", "min"):
             block.add(f"a{n} = tl.{reduce}imum(a{n}, {tile.code})")
         elif reduce == "logsumexp":
@@ -116,11 +115,7 @@ class Accumulators:
         return found
 
     def ended(self, block: Block, met: dict[str, Register], count: Register) -> dict[int, Register]:
-        """The aggregates; zeros where there is no row.
-
-        Args:
-            count: how many rows there are.
-        """
+        """The aggregates; zeros where there is no row."""
         found: dict[int, Register] = {}
         f = self.f
         for n in self.phase.aggregates:

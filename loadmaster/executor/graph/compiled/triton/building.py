@@ -16,15 +16,20 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.runner import KernelRunner, reads, stored_dtype
-from loadmaster.executor.graph.compiled.triton.cache import imported
 from loadmaster.executor.graph.compiled.triton.expressions import Unsupported
 from loadmaster.executor.graph.compiled.triton.gemm import typed_product
-from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, held_by, widest_row
+from loadmaster.executor.graph.compiled.triton.generated import (
+    Generated,
+    Launch,
+    Precision,
+    held_by,
+    precision,
+    widest_row,
+)
 from loadmaster.executor.graph.compiled.triton.launching import BoundLaunch, Compiled, launch_all
 from loadmaster.executor.graph.compiled.triton.maps import mapped
 from loadmaster.executor.graph.compiled.triton.outer import outer_product
-from loadmaster.executor.graph.compiled.triton.products import Precision, precision
-from loadmaster.executor.graph.compiled.triton.source import Argument
+from loadmaster.executor.graph.compiled.triton.source import Argument, imported
 from loadmaster.executor.graph.compiled.triton.tables import Table, chunks, grouped_map, groups, tiles
 from loadmaster.executor.graph.compiled.triton.traverse import traversal
 from loadmaster.models.graph.cut import Cut, chunk_rows, cut_of
@@ -43,12 +48,6 @@ class TritonKernel:
     """
 
     def __init__(self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype) -> None:
-        """Prepare a kernel of a schedule.
-
-        Args:
-            kept: numbers of all values that its kernels store.
-            dtype: of all values that are given.
-        """
         self.program, self.kernel, self.kept, self.dtype = program, kernel, kept, dtype
         self.reads = reads(program, kernel, kept)
         self.dtypes = [stored_dtype(program, n, dtype) if n in kept else dtype for n in self.reads]
@@ -67,8 +66,7 @@ class TritonKernel:
     def on(self, indices: Indices) -> KernelRunner | None:
         """Return the runner of the kernel on one graph.
 
-        Returns:
-            None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
+        None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
         """
         cut, ordered = None, False
         if self.kernel.template == "traverse":
@@ -121,7 +119,18 @@ def _binding(
     wide: frozenset[Space],
     how: Precision,
 ) -> Binding:
-    generated = _generated(program, kernel, kept, dtype, cut, ordered, wide, how)
+    held = held_by(program, kernel, kept)
+    real = "tl.float64" if dtype == torch.float64 else "tl.float32"
+    if cut is not None:
+        generated = traversal(program, kernel, held, cut, ordered, wide, real)
+    elif kernel.template == "gemm":
+        generated = typed_product(program, kernel, held, wide, real, how)
+    elif kernel.template == "outer":
+        generated = outer_product(program, kernel, held, wide, real, how)
+    elif kernel.template == "map":
+        generated = mapped(program, kernel, held, wide, real)
+    else:
+        raise Unsupported(kernel.template)
     names: list[Argument] = [("value", n) for n in reads(program, kernel, kept)]
     names += [("stored", n) for n in kernel.stores]
     names += [("scratch", s.name) for s in generated.scratch]
@@ -181,29 +190,6 @@ class TritonRunner:
         if self._launches:
             launch_all(self._launches, [*tensors, *made], self._device)
         return made[: self._stored]
-
-
-def _generated(
-    program: Program,
-    kernel: Kernel,
-    kept: frozenset[int],
-    dtype: torch.dtype,
-    cut: Cut | None,
-    ordered: bool,
-    wide: frozenset[Space],
-    how: Precision,
-) -> Generated:
-    held = held_by(program, kernel, kept)
-    real = "tl.float64" if dtype == torch.float64 else "tl.float32"
-    if cut is not None:
-        return traversal(program, kernel, held, cut, ordered, wide, real)
-    if kernel.template == "gemm":
-        return typed_product(program, kernel, held, wide, real, how)
-    if kernel.template == "outer":
-        return outer_product(program, kernel, held, wide, real, how)
-    if kernel.template == "map":
-        return mapped(program, kernel, held, wide, real)
-    raise Unsupported(kernel.template)
 
 
 def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:

@@ -9,17 +9,16 @@ of an address.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadmaster.executor.graph.compiled.triton.formulas import formula
-from loadmaster.executor.graph.compiled.triton.rows import OF_NODES, Rows, Seen
-from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register
+from loadmaster.executor.graph.compiled.triton.rows import Rows, Seen
+from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register, atom
 from loadmaster.models.graph.cut import ceil_power
-from loadmaster.models.graph.inline import base
-from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.inline import OF_NODES, base
+from loadmaster.models.graph.operators import OPERATORS, Value
 from loadmaster.models.graph.program import Program
-from loadmaster.models.graph.value import Value
 
 
 class Unsupported(Exception):
@@ -31,7 +30,6 @@ class Coordinate:
     """Numbers along one dimension of a value.
 
     Attributes:
-        at: which.
         mask: which of them there are; None: all.
         parts: in vectors of joined heads: the head, the number in the head, and how many numbers a head has.
     """
@@ -74,7 +72,6 @@ class Expressions:
         return Coordinate(Register(name, (name,)), mask)
 
     def everywhere(self, shape: Sequence[int]) -> Coordinates:
-        """All coordinates of a shape."""
         found: list[Coordinate] = []
         for extent in shape:
             found.append(self.whole(extent, found))
@@ -128,7 +125,7 @@ class Expressions:
         step = 1
         for extent, coordinate in zip(reversed(shape), reversed(coordinates), strict=True):
             at = coordinate.at
-            term = at if step == 1 else Register(f"{_atom(at.code)} * {step}", at.axes)
+            term = at if step == 1 else Register(f"{atom(at.code)} * {step}", at.axes)
             found = term if found is None else self.function.combined("{1} + {0}", found, term)
             step *= extent
         return found or Register("0")
@@ -151,7 +148,7 @@ class Expressions:
         """The sum of a tile along the axis of a coordinate."""
         (axis,) = over.at.axes
         if axis not in made.axes:
-            made = Register(self.function.full(made, axes := self.function.union((made, over.at))), axes)
+            made = self.function.full(made, self.function.union((made, over.at)))
         if over.mask is not None:
             made = self.function.combined("tl.where({0}, {1}, 0.0)", over.mask, made)
         rest = tuple(a for a in made.axes if a != axis)
@@ -184,12 +181,9 @@ def store_row(
 Rule = Callable[[Expressions, Value, Coordinates, Rows, Seen], Register]
 
 
-def _atom(code: str) -> str:
-    return code if code.isidentifier() else f"({code})"
-
-
-def _same(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
-    return e.at(value.inputs[0], c, rows, seen)
+def _moved_to(where: Callable[[Coordinates], Coordinates]) -> Rule:
+    """Rule of an operator that has its input's numbers at other coordinates."""
+    return lambda e, value, c, rows, seen: e.at(value.inputs[0], where(c), rows, seen)
 
 
 def _end(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
@@ -211,13 +205,9 @@ def _join_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: 
 def _parted(joined: Coordinate, size: int) -> Coordinates:
     if joined.parts is not None and joined.parts[2] == size:
         return joined.parts[:2]
-    code = _atom(joined.at.code)
+    code = atom(joined.at.code)
     head = Coordinate(Register(f"({code} // {size})", joined.at.axes), joined.mask)
     return head, Coordinate(Register(f"({code} % {size})", joined.at.axes), joined.mask)
-
-
-def _transpose(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
-    return e.at(value.inputs[0], (*c[:-2], c[-1], c[-2]), rows, seen)
 
 
 def _merge_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
@@ -228,8 +218,8 @@ def _merge_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen:
 
 def _moved(e: Expressions, coordinate: Coordinate, by: int, low: int, high: int) -> Coordinate:
     """Move a coordinate by ``by``; its mask keeps what then is at least low and below high."""
-    at = Register(f"({_atom(coordinate.at.code)} + {by})" if by else coordinate.at.code, coordinate.at.axes)
-    bounds = Register(f"({_atom(at.code)} >= {low}) & ({_atom(at.code)} < {high})", at.axes)
+    at = Register(f"({atom(coordinate.at.code)} + {by})" if by else coordinate.at.code, coordinate.at.axes)
+    bounds = Register(f"({atom(at.code)} >= {low}) & ({atom(at.code)} < {high})", at.axes)
     return Coordinate(at, e.function.both(coordinate.mask, bounds))
 
 
@@ -237,13 +227,13 @@ def _concat(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen
     first, second = (e.program.types[i].shape[-1] for i in value.inputs)
     a = e.at(value.inputs[0], (*c[:-1], _moved(e, c[-1], 0, 0, first)), rows, seen)
     b = e.at(value.inputs[1], (*c[:-1], _moved(e, c[-1], -first, 0, second)), rows, seen)
-    where = Register(f"{_atom(c[-1].at.code)} < {first}", c[-1].at.axes)
+    where = Register(f"{atom(c[-1].at.code)} < {first}", c[-1].at.axes)
     return e.function.combined("tl.where({0}, {1}, {2})", where, a, b)
 
 
 def _part(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
     start = int(value.number or 0)
-    at = Register(f"({_atom(c[-1].at.code)} + {start})" if start else c[-1].at.code, c[-1].at.axes)
+    at = Register(f"({atom(c[-1].at.code)} + {start})" if start else c[-1].at.code, c[-1].at.axes)
     return e.at(value.inputs[0], (*c[:-1], Coordinate(at, c[-1].mask)), rows, seen)
 
 
@@ -251,16 +241,8 @@ def _pad(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -
     start, extent = int(value.number or 0), e.program.types[value.inputs[0]].shape[-1]
     moved = _moved(e, c[-1], -start, 0, extent)
     inner = e.at(value.inputs[0], (*c[:-1], moved), rows, seen)
-    where = Register(f"({_atom(moved.at.code)} >= 0) & ({_atom(moved.at.code)} < {extent})", moved.at.axes)
+    where = Register(f"({atom(moved.at.code)} >= 0) & ({atom(moved.at.code)} < {extent})", moved.at.axes)
     return e.function.combined("tl.where({0}, {1}, 0.0)", where, inner)
-
-
-def _repeat_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
-    return e.at(value.inputs[0], c[1:], rows, seen)
-
-
-def _repeat_last(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
-    return e.at(value.inputs[0], c[:-1], rows, seen)
 
 
 def _dot(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
@@ -296,19 +278,51 @@ def _head_sum(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Se
 _RULES: dict[str, Rule] = {
     "source": _end,
     "target": _end,
-    "as_node": _same,
-    "spread": _same,
+    "as_node": _moved_to(lambda c: c),
+    "spread": _moved_to(lambda c: c),
     "split_heads": _split_heads,
     "join_heads": _join_heads,
-    "transpose": _transpose,
+    "transpose": _moved_to(lambda c: (*c[:-2], c[-1], c[-2])),
     "merge_heads": _merge_heads,
     "concat": _concat,
     "part": _part,
     "pad": _pad,
-    "repeat_heads": _repeat_heads,
-    "repeat_last": _repeat_last,
+    "repeat_heads": _moved_to(lambda c: c[1:]),
+    "repeat_last": _moved_to(lambda c: c[:-1]),
     "equal": _equal,
     "dot": _dot,
     "row_sum": _row_sum,
     "head_sum": _head_sum,
 }
+
+
+_ERF = f"tl.math.erf({{0}} * {math.sqrt(0.5)!r})"
+
+# Triton's interpreter knows no tanh. Made of exp it cancels near 0, where its series takes over.
+_SQUARE = "{0} * {0}"
+_SERIES = f"{{0}} * (1.0 - {_SQUARE} * (1 / 3 - {_SQUARE} * (2 / 15 - {_SQUARE} * (17 / 315 - {_SQUARE} * 62 / 2835))))"
+_FORMULAS: dict[str, str] = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "exp": "tl.exp({0})",
+    "log": "tl.log({0})",
+    "relu": "tl.maximum({0}, 0.0)",
+    "leaky_relu": "tl.where({0} > 0, {0}, {0} * {number})",
+    "elu": "tl.where({0} > 0, {0}, tl.exp(tl.minimum({0}, 0.0)) - 1.0)",
+    "gelu": f"0.5 * {{0}} * (1.0 + {_ERF})",
+    "gelu_slope": f"0.5 * (1.0 + {_ERF}) + {{0}} * tl.exp({{0}} * {{0}} * -0.5) * {1 / math.sqrt(2 * math.pi)!r}",
+    "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "tanh": f"tl.where(tl.abs({{0}}) < 0.1, {_SERIES}, 2.0 / (1.0 + tl.exp({{0}} * -2.0)) - 1.0)",
+    "reciprocal": "1.0 / {0}",
+    "step": "tl.where({0} > 0, 1.0, 0.0).to({real})",
+    "scale": "{0} * {number}",
+    "shift": "{0} + {number}",
+}
+
+
+def formula(value: Value, real: str) -> str:
+    """Return an operator as a formula of ``{0}`` and, if it has two inputs, ``{1}``, in numbers of type ``real``."""
+    return _FORMULAS[value.op].replace("{number}", repr(float(value.number or 0.0))).replace("{real}", real)

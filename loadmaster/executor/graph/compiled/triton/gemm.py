@@ -8,7 +8,6 @@ stores is made from the product in registers. Every head is a program of its own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from loadmaster.executor.graph.compiled.triton.expressions import (
     Coordinate,
@@ -17,9 +16,8 @@ from loadmaster.executor.graph.compiled.triton.expressions import (
     Unsupported,
     store_row,
 )
-from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, compares
-from loadmaster.executor.graph.compiled.triton.products import Precision, added_product
-from loadmaster.executor.graph.compiled.triton.rows import OF_NODES, Rows, Seen
+from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, Precision, added_product, compares
+from loadmaster.executor.graph.compiled.triton.rows import Rows, Seen
 from loadmaster.executor.graph.compiled.triton.source import (
     Argument,
     Block,
@@ -27,7 +25,7 @@ from loadmaster.executor.graph.compiled.triton.source import (
     Register,
 )
 from loadmaster.models.graph.cut import ceil_power, floor_power
-from loadmaster.models.graph.inline import base
+from loadmaster.models.graph.inline import OF_NODES, base
 from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.phases import joined_heads
 from loadmaster.models.graph.program import Program
@@ -59,8 +57,7 @@ def typed_product(
     x, weight = program.values[n].inputs
     types, shape = program.types[weight].space, program.types[n].shape
     extent, columns = program.types[weight].shape[-2:]
-    cut = _tile(program, kernel, held, n, how)
-    rows, width, along = cut.rows, cut.columns, cut.along
+    rows, width, along, warps, stages = _tile(program, kernel, held, n, how)
     f = Function("product", real)
     e = Expressions(program, f, held)
     for name, size in (("r", rows), ("k", along), ("c", width)):
@@ -75,7 +72,7 @@ def typed_product(
     at = Rows(f, kernel.rows, Register("row", ("r",)), mask, f.body, wide, of_type)
     heads = shape[0] if len(shape) == 2 else None
     head = (Coordinate(Register("tl.program_id(1)")),) if heads is not None else ()
-    column = _column(f, columns, width)
+    column = side(f, "c", columns, width, "tl.program_id(2)")
     f.body.add(f"product = tl.zeros([{rows}, {width}], {real})")
     seen: Seen = "node" if kernel.rows in OF_NODES and program.types[n].space == "node" else "edge"
     heads_along, size = _joined_heads(program, n, held) or (1, extent)
@@ -90,7 +87,7 @@ def typed_product(
     if k.mask is not None:
         # What is made of zeros need not be zero.
         left = f.combined("tl.where({0}, {1}, 0.0)", k.mask, left)
-    added_product(f, loop, "product", _whole(f, left, ("r", "k")), _whole(f, right, ("k", "c")), "k", how)
+    added_product(f, loop, "product", f.full(left, ("r", "k")), f.full(right, ("k", "c")), "k", how)
     where: Coordinates = (*head, column)
     if columns <= width:
         e.wholes[columns] = column
@@ -103,7 +100,7 @@ def typed_product(
         e.results[stored] = (at, places, value)
         store_row(e, stored, places, value, at, f.body, mask)
     grid: tuple[int | tuple[str, int], ...] = (("tiles", 1), heads or 1, -(-columns // width))
-    return Generated((Launch(f, grid, cut.warps, cut.stages, not compares(program, kernel)),), tile_rows=rows)
+    return Generated((Launch(f, grid, warps, stages, not compares(program, kernel)),), tile_rows=rows)
 
 
 def is_plain(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int) -> bool:
@@ -116,18 +113,10 @@ def is_plain(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: 
     return len(kernel.stores) == 1 and program.types[weight].space == "one" and is_ungathered
 
 
-@dataclass(frozen=True)
-class _Tile:
+def _tile(
+    program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int, how: Precision
+) -> tuple[int, int, int, int, int]:
     """Tile of one program: rows, columns, numbers of a row read at once, warps, loads ahead."""
-
-    rows: int
-    columns: int
-    along: int
-    warps: int
-    stages: int
-
-
-def _tile(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int, how: Precision) -> _Tile:
     extent, columns = program.types[program.values[n].inputs[1]].shape[-2:]
     heads, size = _joined_heads(program, n, held) or (1, extent)
     width = max(LEAST, ceil_power(columns))
@@ -141,16 +130,16 @@ def _tile(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int
             raise Unsupported("long rows of float64")
         width = LEAST if is_by_numbers else width
         along = min(max(2, 4096 // (LEAST * width)), max(2, ceil_power(size)))
-        return _Tile(LEAST, width, along, kernel.tile.warps, 1)
+        return (LEAST, width, along, kernel.tile.warps, 1)
     rows = max(LEAST, min(floor_power(kernel.tile.rows), PRODUCT_NUMBERS // width))
     warps = max(kernel.tile.warps, 8) if rows * width > 8192 else kernel.tile.warps
     number_bytes = 2 if how in ("bfloat16", "float16") else 4
     along = max(LEAST, ceil_power(size))
     if heads == 1 and along * width * number_bytes <= WHOLE_BYTES:
-        return _Tile(rows, width, along, warps, 1)
+        return (rows, width, along, warps, 1)
     part = floor_power(WHOLE_BYTES // (width * number_bytes))
     along = max(LEAST, min(along, 128 // number_bytes, part))
-    return _Tile(rows, width, along, warps, 3 if width <= 128 else 2)
+    return (rows, width, along, warps, 3 if width <= 128 else 2)
 
 
 def _is_by_numbers(program: Program, stored: int, n: int, held: Mapping[int, Argument]) -> bool:
@@ -195,15 +184,11 @@ def _below(name: str, extent: int, size: int) -> Register | None:
     return Register(f"{name} < {extent}", (name,)) if extent % size else None
 
 
-def _column(f: Function, columns: int, width: int) -> Coordinate:
-    """The columns of a program."""
-    begin = f"tl.program_id(2) * {width} + " if columns > width else ""
-    f.body.add(f"c = {begin}tl.arange(0, {width})")
-    return Coordinate(Register("c", ("c",)), _below("c", columns, width))
-
-
-def _whole(f: Function, register: Register, axes: tuple[str, str]) -> Register:
-    return Register(f.full(register, axes), axes)
+def side(f: Function, name: str, extent: int, size: int, which: str) -> Coordinate:
+    """The numbers of a program along one side of a tile; ``which``: how many programs come before it."""
+    begin = f"{which} * {size} + " if extent > size else ""
+    f.body.add(f"{name} = {begin}tl.arange(0, {size})")
+    return Coordinate(Register(name, (name,)), _below(name, extent, size))
 
 
 def _places(

@@ -1,30 +1,30 @@
-"""Generated code for one kernel of a schedule: kernels of the GPU, and how each is launched."""
+"""Generated code for one kernel of a schedule: kernels of the GPU, how each is launched, and products of tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
-from loadmaster.executor.graph.compiled.triton.source import Argument, Function, module_text
+import torch
+
+from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register
+from loadmaster.models.graph.operators import GIVEN
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
-from loadmaster.models.graph.value import GIVEN
 
+# bfloat16, float16: as they are. tf32: one product of TensorFloat-32. tf32x3: three, as precise as float32. sums: as
+# sums of products, which any type has.
+Precision = Literal["bfloat16", "float16", "tf32", "tf32x3", "sums"]
 # Rows of many tables are numbered by a count that the host knows when it binds a kernel to a graph.
 Count = str
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A buffer between two launches, in the type of the arithmetic.
-
-    Attributes:
-        name: of the parameter.
-        count: the count of its rows.
-        numbers: in a row.
-    """
+    """A buffer between two launches, in the type of the arithmetic."""
 
     name: str
     count: Count
@@ -37,7 +37,6 @@ class Launch:
 
     Attributes:
         grid: programs in each dimension: a number, or (count, rows of each program).
-        warps: of each program.
         stages: of loads ahead of products.
         fuses: whether products and sums may be rounded once; where values are compared with values that another
             kernel computes again, they may not.
@@ -65,7 +64,8 @@ class Generated:
     @cached_property
     def text(self) -> str:
         """The source of a module with all kernels."""
-        return module_text(launch.function for launch in self.launches)
+        head = "import triton\nimport triton.language as tl\n"
+        return head + "".join("\n\n" + launch.function.text() for launch in self.launches)
 
 
 def held_by(program: Program, kernel: Kernel, kept: Iterable[int]) -> dict[int, Argument]:
@@ -96,17 +96,48 @@ def widest_row(program: Program, kernel: Kernel, held: Container[int]) -> int:
 def compares(program: Program, kernel: Kernel) -> bool:
     """Return whether a kernel compares values for equality, or makes values that others compare with."""
     return any(value.op == "equal" for value in program.values) and any(
-        program.values[n].reduce in ("max", "min") or _reads_equal(program, n) for n in kernel.stores
+        program.values[n].reduce in ("max", "min")
+        or any(program.values[i].op == "equal" for i in (n, *program.above[n]))
+        for n in kernel.stores
     )
 
 
-def _reads_equal(program: Program, n: int) -> bool:
-    waiting, seen = [n], set[int]()
-    while waiting:
-        i = waiting.pop()
-        if program.values[i].op == "equal":
-            return True
-        if i not in seen:
-            seen.add(i)
-            waiting += program.values[i].inputs
-    return False
+def precision(dtype: torch.dtype) -> Precision:
+    """The precision of products in a layer of this dtype.
+
+    That of float32 follows ``torch.set_float32_matmul_precision`` when a kernel is built.
+    """
+    if dtype == torch.bfloat16:
+        return "bfloat16"
+    if dtype == torch.float16:
+        return "float16"
+    if dtype == torch.float32:
+        return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "sums"
+
+
+def added_product(f: Function, block: Block, total: str, a: Register, b: Register, along: str, how: Precision) -> None:
+    """Adds to ``total`` the product of two tiles, summed along an axis: the second of a's, or the first of both.
+
+    Args:
+        a: [rows, along] or [along, rows].
+        b: [along, columns].
+    """
+    rows = next(axis for axis in a.axes if axis != along)
+    (columns,) = (axis for axis in b.axes if axis != along)
+    if how == "sums":
+        product = f.combined("{0} * {1}", a, b)
+        order = product.axes
+        kept = [axis for axis in order if axis != along]
+        assert kept == [rows, columns]
+        block.add(f"{total} += tl.sum({product.code}, axis={order.index(along)})")
+        return
+    left, right = (_typed(x, how) for x in (a, b))
+    if a.axes == (along, rows):
+        left = f"tl.trans({left})"
+    option = f', input_precision="{how}"' if how in ("tf32", "tf32x3") else ""
+    block.add(f"{total} = tl.dot({left}, {right}, {total}{option})")
+
+
+def _typed(x: Register, how: Precision) -> str:
+    return f"({x.code}).to(tl.{how})" if how in ("bfloat16", "float16") else f"({x.code})"

@@ -24,11 +24,9 @@ class BoundLaunch:
     """One launch on one graph.
 
     Args:
-        kernel: of ``triton.jit``.
         grid: programs in three dimensions.
         arguments: in the kernel's order; None where a tensor of the call goes.
         places: (argument, tensor of the call) of these.
-        options: what Triton compiles with.
         compiled: shared by all launches of this kernel on one device whose tensors of the call are of the same types;
             is added to.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from loadmaster.executor.graph.compiled.triton.expressions import Coordinate, Coordinates, Expressions, store_row
@@ -21,11 +22,6 @@ NUMBERS = 4096  # that a program makes of one value
 def mapped(
     program: Program, kernel: Kernel, held: Mapping[int, Argument], wide: frozenset[Space], real: str
 ) -> Generated:
-    """The launch of a map kernel.
-
-    Raises:
-        Unsupported: something in it has no expression.
-    """
     f = Function("mapped", real)
     e = Expressions(program, f, held)
     longest = max(program.types[n].numbers for n in kernel.stores)
@@ -56,9 +52,7 @@ def mapped(
 def _places(shape: Shape) -> Coordinates:
     """The coordinates of a run of a row's numbers."""
     found: list[Coordinate] = []
-    numbers = 1
-    for extent in shape:
-        numbers *= extent
+    numbers = math.prod(shape)
     mask = Register(f"number < {numbers}", ("n",))
     step = numbers
     for at, extent in enumerate(shape):

@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadmaster.executor.graph.compiled.triton.expressions import Coordinate, Expressions, Unsupported
-from loadmaster.executor.graph.compiled.triton.gemm import LEAST
-from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, Scratch, compares
-from loadmaster.executor.graph.compiled.triton.products import Precision, added_product
+from loadmaster.executor.graph.compiled.triton.gemm import LEAST, side
+from loadmaster.executor.graph.compiled.triton.generated import (
+    Generated,
+    Launch,
+    Precision,
+    Scratch,
+    added_product,
+    compares,
+)
 from loadmaster.executor.graph.compiled.triton.rows import Rows, Seen
 from loadmaster.executor.graph.compiled.triton.source import Argument, Function, Register
 from loadmaster.models.graph.cut import ceil_power, floor_power
@@ -63,8 +69,8 @@ def outer_product(
         f.body.add(f"{name} = tl.load({table} + chunk)")
     across = -(-columns // width)
     down = -(-extent // high)
-    k = _side(f, "k", extent, high, f"(tl.program_id(2) // {across})" if across > 1 else "tl.program_id(2)")
-    c = _side(f, "c", columns, width, f"(tl.program_id(2) % {across})")
+    k = side(f, "k", extent, high, f"(tl.program_id(2) // {across})" if across > 1 else "tl.program_id(2)")
+    c = side(f, "c", columns, width, f"(tl.program_id(2) % {across})")
     f.body.add(f"total = tl.zeros([{high}, {width}], {real})")
     before = f.body.beside()
     loop = f.body.inside(f"for start in range(first, last, {rows}):")
@@ -92,16 +98,9 @@ def outer_product(
     return Generated((products, _summed(n, numbers, types, wide, real)), (Scratch("part", "chunks", numbers),))
 
 
-def _side(f: Function, name: str, extent: int, size: int, which: str) -> Coordinate:
-    begin = f"{which} * {size} + " if extent > size else ""
-    f.body.add(f"{name} = {begin}tl.arange(0, {size})")
-    mask = Register(f"{name} < {extent}", (name,)) if extent % size else None
-    return Coordinate(Register(name, (name,)), mask)
-
-
 def _kept(f: Function, made: Register, mask: Register, axes: tuple[str, ...]) -> Register:
     """Set rows past the last to zero: what is made of zeros need not be zero."""
-    return Register(f.full(f.combined("tl.where({0}, {1}, 0.0)", mask, made), axes), axes)
+    return f.full(f.combined("tl.where({0}, {1}, 0.0)", mask, made), axes)
 
 
 def _summed(n: int, numbers: int, types: Space, wide: frozenset[Space], real: str) -> Launch:

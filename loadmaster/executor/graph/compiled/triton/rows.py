@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadmaster.executor.graph.compiled.triton.source import Block, Function, Register
+from loadmaster.models.graph.inline import OF_NODES
 from loadmaster.models.graph.spaces import Space, is_coarser
-
-OF_NODES: frozenset[Space] = frozenset({"node", "source", "target"})
 
 # How a value is seen. From edges and pairs; or as a value of nodes: of the sources or targets of the rows, or, where
 # the rows are nodes themselves, of these.

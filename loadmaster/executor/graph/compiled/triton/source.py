@@ -1,16 +1,29 @@
-"""The text of one Triton kernel while it is written: blocks of lines, named axes, parameters.
+"""The text of one Triton kernel while it is written: blocks of lines, named axes, parameters; and its file.
 
 What a line computes is a tile with named axes: ``("g", "r", "x64")`` is [rows, rows that belong to each, numbers].
 Tiles are brought to the same axes by name, so that whoever writes an expression need not count dimensions.
+
+Triton reads a kernel's source from its file, and keeps what it compiled by that source. The file's name is one that
+only its content has, so the next process, and the next graph, find both.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
+from loadmaster.executor.steps.user_cache import user_folder
+from loadmaster.models.files import write_text
+
+# The environment variable that names the folder.
+FOLDER = "LOADMASTER_KERNEL_CACHE"
 Argument = tuple[str | int, ...]
 
 
@@ -97,7 +110,7 @@ class Function:
         if not register.axes or register.axes == tuple(axes):
             return register.code
         places = ", ".join(":" if axis in register.axes else "None" for axis in axes)
-        return f"{_bracketed(register.code)}[{places}]"
+        return f"{atom(register.code)}[{places}]"
 
     def shape(self, axes: Sequence[str]) -> str:
         """Shape of a tile with these axes, as text."""
@@ -132,13 +145,13 @@ class Function:
             return Register(f"tl.load({where})", offset.axes)
         return Register(f"tl.load({where}, mask={self.aligned_mask(mask, offset.axes)}, other={other})", offset.axes)
 
-    def full(self, register: Register, axes: Sequence[str]) -> str:
+    def full(self, register: Register, axes: tuple[str, ...]) -> Register:
         """A tile that has all these axes, repeated over those that it lacks."""
-        if register.axes == tuple(axes):
-            return register.code
+        if register.axes == axes:
+            return register
         if not register.axes:
-            return f"tl.full({self.shape(axes)}, {register.code}, {self.real})"
-        return f"tl.broadcast_to({self.aligned(register, axes)}, {self.shape(axes)})"
+            return Register(f"tl.full({self.shape(axes)}, {register.code}, {self.real})", axes)
+        return Register(f"tl.broadcast_to({self.aligned(register, axes)}, {self.shape(axes)})", axes)
 
     def store(self, block: Block, name: str, offset: Register, value: Register, mask: Register | None) -> None:
         """Writes a value to the parameter of this name, as numbers of its type."""
@@ -147,7 +160,7 @@ class Function:
         if offset.axes != axes:
             where = f"tl.broadcast_to({where}, {self.shape(axes)})"
         guard = "" if mask is None else f", mask={self.aligned_mask(mask, axes)}"
-        block.add(f"tl.store({where}, ({self.full(value, axes)}).to({name}.dtype.element_ty){guard})")
+        block.add(f"tl.store({where}, ({self.full(value, axes).code}).to({name}.dtype.element_ty){guard})")
 
     def aligned_mask(self, mask: Register, axes: Sequence[str]) -> str:
         """A mask for tiles with these axes."""
@@ -158,23 +171,49 @@ class Function:
         )
 
     def text(self) -> str:
-        """The kernel's definition in Triton."""
         names = ", ".join(self.arguments)
         counts = [name for name, bound in self.arguments.items() if bound[0] == "count"]
         lines = [f"@triton.jit(do_not_specialize={counts!r})", f"def {self.name}({names}):"]
         return "\n".join(lines + self.head.rendered(1) + self.body.rendered(1)) + "\n"
 
 
-def module_text(functions: Iterable[Function]) -> str:
-    """The source of a module with these kernels."""
-    head = "import triton\nimport triton.language as tl\n"
-    return head + "".join("\n\n" + function.text() for function in functions)
-
-
-def digest(text: str) -> str:
-    """A name that only this text has."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _bracketed(code: str) -> str:
+def atom(code: str) -> str:
+    """An expression as one that binds tightest."""
     return code if code.isidentifier() else f"({code})"
+
+
+@cache
+def _of_this_process() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="loadmaster-kernels-")
+
+
+def folder() -> Path:
+    """Folder of the sources: in the user's cache, or where the environment says; temporary if that is not writable."""
+    said = os.environ.get(FOLDER)
+    found = Path(said) if said else user_folder("graph_kernels")
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(_of_this_process().name)
+    return found if os.access(found, os.W_OK) else Path(_of_this_process().name)
+
+
+def written(text: str, where: Path) -> Path:
+    """The file of a source, whole: written in one step, and again if it holds anything else."""
+    path = where / f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:32]}.py"
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return path
+    except (OSError, UnicodeDecodeError):
+        pass
+    write_text(path, text, FOLDER)
+    return path
+
+
+@cache
+def imported(text: str) -> ModuleType:
+    path = written(text, folder())
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module

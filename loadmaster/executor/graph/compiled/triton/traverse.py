@@ -39,9 +39,6 @@ def traversal(
 
     Args:
         ordered: whether the rows that belong to one row are not contiguous.
-
-    Raises:
-        Unsupported: something in it has no expression.
     """
     if kernel.over is None:
         raise Unsupported("a traversal without rows to run over")

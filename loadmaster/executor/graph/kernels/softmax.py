@@ -12,21 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadmaster.executor.graph.kernels.matrix import Matrix, sddmm, spmm
+from loadmaster.executor.graph.kernels.operators import Matrix, sddmm, spmm
 from loadmaster.executor.graph.kernels.spmm_messages import Message, Side
 
 EDGE, ROW = Side("e", "full"), Side("v", "full")
 
 
-def _matrix(
-    ptr: Tensor,
-    neighbour: Tensor,
-    edge: Tensor | None,
-    order: Tensor | None,
-    source: Tensor,
-    destination: Tensor,
-    counts: Sequence[int],
-) -> Matrix:
+def _matrix(by_row: Sequence[Tensor | None], source: Tensor, destination: Tensor, counts: Sequence[int]) -> Matrix:
+    ptr, neighbour, edge, order = by_row
     return Matrix(ptr, neighbour, edge, order, None, None, None, None, source, destination, counts, [])
 
 
@@ -43,25 +36,16 @@ def edge_softmax_op(
 ) -> Tensor:
     """Softmax over each row's edges, exp(score) over the row's sum of exp(score): [edges, numbers] as ``scores``.
 
-    The other arguments are those of :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`.
+    The other arguments are those of :func:`loadmaster.executor.graph.kernels.operators.spmm_op`.
     """
-    matrix = _matrix(ptr, neighbour, edge, order, source, destination, counts)
+    matrix = _matrix((ptr, neighbour, edge, order), source, destination, counts)
     numbers = scores.shape[1]
     total, _ = spmm(scores, None, matrix, Message("copy", EDGE, None), "logsumexp", 1, numbers)
     return sddmm(scores, total, matrix, Message("expsub", EDGE, ROW), 1, numbers, False)
 
 
 @edge_softmax_op.register_fake
-def _(
-    scores: Tensor,
-    ptr: Tensor,
-    neighbour: Tensor,
-    edge: Tensor | None,
-    order: Tensor | None,
-    source: Tensor,
-    destination: Tensor,
-    counts: Sequence[int],
-) -> Tensor:
+def _(scores: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(scores)
 
 
@@ -71,8 +55,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    kept, ptr, neighbour, edge, order, source, destination = ctx.saved_tensors
-    matrix = _matrix(ptr, neighbour, edge, order, source, destination, ctx.counts)
+    kept, *by_row, source, destination = ctx.saved_tensors
+    matrix = _matrix(by_row, source, destination, ctx.counts)
     numbers = kept.shape[1]
     gradient = gradient.contiguous()
     both = Message("mul", EDGE, EDGE)
