@@ -17,10 +17,10 @@ from typing import Any
 
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.memory.command import add_step_arguments, options_of
+from loadmaster.executor.memory.fit.fitted import Fitted
 from loadmaster.executor.memory.fit.fitter import KNOB_TRIES, Fitter
 from loadmaster.executor.memory.fit.knob import KnobTrial, describe_knob
-from loadmaster.executor.memory.fit.side_by_side import measured_alone, side_by_side
-from loadmaster.executor.memory.fit.state import Fitted
+from loadmaster.executor.memory.fit.report import measured_alone, side_by_side
 from loadmaster.executor.memory.fit.trials import Trial, describe
 from loadmaster.executor.parent import Parent
 from loadmaster.executor.steps.factory import report, users_code
@@ -110,7 +110,7 @@ def _write(arguments: argparse.Namespace, fitter: Fitter, fitted: Fitted) -> Non
             trace = measured_alone(type(fitted.step.step.model).__name__, timeline)
         arguments.trace.write_text(json.dumps(trace))
     if arguments.snapshot is not None:
-        snapshot = fitter.alone(fitted.step, lambda step: record_snapshot(step, fitter.setting.device))
+        snapshot = fitter.alone(fitted.step, lambda step: record_snapshot(step, fitter.runs.device))
         arguments.snapshot.write_bytes(pickle.dumps(snapshot))
 
 
