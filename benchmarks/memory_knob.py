@@ -151,11 +151,11 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
             for timed in ("run", "_time_us"):  # an operator with what it needs, and a copy
                 alone = _alone(getattr(Profiler, timed), turn)
                 patched.enter_context(unittest.mock.patch.object(Profiler, timed, alone))
-            fitter.costed.plain  # noqa: B018 - operators are measured; fit says so of a step without a plan
+            fitter.capture()  # operators are measured; fit says so of a step without a plan
         turn.end()
     budget_bytes = row["budget_bytes"]
     if row["asked"] == HALF_WAY:
-        problem, began = fitter.costed.plain, time.perf_counter()
+        problem, began = fitter.capture().plain, time.perf_counter()
         least_bytes = minimum_budget(problem).budget_bytes
         found["proof_s"] = time.perf_counter() - began  # nobody waits for it who has a budget
         budget_bytes = (row["lowest_bytes"] + least_bytes) // 2

@@ -23,7 +23,7 @@ class Popen:
         python, option, module, *arguments = command
         assert (python, option, stdin, stdout, text) == (sys.executable, "-m", PIPE, PIPE, True)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._inductor.compile_fx", module])
+        context.set_forkserver_preload(["torch._inductor.compile_fx", module, arguments[0].partition(":")[0]])
         asked, answers = os.pipe()
         told, questions = os.pipe()
         # Connections, because they are what can be handed to a process that is no child of this one.

@@ -180,10 +180,10 @@ def under_budget(
             CaptureOptions(backend=backend, name=name, host_link=link, implementations=implementations),
             time_tolerance=TIME_TOLERANCE,
         )
-        fitter.costed.plain  # noqa: B018
+        fitter.capture()
     facts |= {"budget_bytes": budget_bytes, "capture_s": time.perf_counter() - start, "plan_s": 0.0}
     if corrections.exists():
-        fitter.costed.learned = Correction(**json.loads(corrections.read_text()))
+        fitter.capture().learned = Correction(**json.loads(corrections.read_text()))
 
     def planner(problem: MemoryProblem) -> MemoryPlan:
         began = time.perf_counter()
@@ -196,7 +196,7 @@ def under_budget(
     try:
         fitted = fitter.fit(planner, budget_bytes, tries, knob_tries=0)
     finally:
-        write_whole(corrections, json.dumps(asdict(fitter.costed.learned)))
+        write_whole(corrections, json.dumps(asdict(fitter.capture().learned)))
     assert fitted.chosen is not None and fitted.plan is not None, "there are plans alone"
     chosen = fitted.tries[fitted.chosen]
     facts |= {
@@ -207,6 +207,6 @@ def under_budget(
         "tries": len(fitted.tries),
         "first_time_error": fitted.tries[0].time_error,
         "first_peak_error": fitted.tries[0].peak_error,
-        "corrections": [fitter.costed.learned.products, fitter.costed.learned.moves],
+        "corrections": [fitter.capture().learned.products, fitter.capture().learned.moves],
     }
     return fitted.step

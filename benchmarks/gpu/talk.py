@@ -126,10 +126,10 @@ def first_runs_alone(turn: Turn) -> None:
     import torch._functorch.config as functorch_config
     from torch._inductor.output_code import CompiledFxGraph
 
-    from loadmaster.executor.memory.fit import setting
+    from loadmaster.executor.memory.fit import trial_runs
 
     functorch_config.force_non_lazy_backward_lowering = True  # before the first run
-    run, run_trial, look = CompiledFxGraph.__call__, setting.run_trial, setting.Setting.alone
+    run, run_trial, look = CompiledFxGraph.__call__, trial_runs.run_trial, trial_runs.TrialRuns.alone
 
     def runs(graph: Any, inputs: Any) -> Any:
         turn.take()
@@ -152,4 +152,4 @@ def first_runs_alone(turn: Turn) -> None:
             turn.end()
 
     CompiledFxGraph.__call__ = runs
-    setting.run_trial, setting.Setting.alone = tried, looked
+    trial_runs.run_trial, trial_runs.TrialRuns.alone = tried, looked

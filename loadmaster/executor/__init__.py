@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadmaster.executor.memory.block import capture_block
     from loadmaster.executor.memory.capture import capture
     from loadmaster.executor.memory.fit.fit import fit
-    from loadmaster.executor.memory.fit.state import Fitted
+    from loadmaster.executor.memory.fit.fitted import Fitted
     from loadmaster.executor.memory.implementations.registry import ImplementationFilter
     from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
     from loadmaster.executor.memory.run.knob_step import KnobStep
@@ -54,7 +54,7 @@ __all__ = [
 
 # Public name -> its module and its name there.
 _HOME = {
-    "Fitted": ("loadmaster.executor.memory.fit.state", "Fitted"),
+    "Fitted": ("loadmaster.executor.memory.fit.fitted", "Fitted"),
     "ImplementationFilter": ("loadmaster.executor.memory.implementations.registry", "ImplementationFilter"),
     "KnobStep": ("loadmaster.executor.memory.run.knob_step", "KnobStep"),
     "Measurement": ("loadmaster.executor.steps.measure", "Measurement"),

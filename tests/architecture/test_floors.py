@@ -31,7 +31,6 @@ FOR_CERTAIN_KINDS = {
     "loadmaster.api.cli.new_placement": {"placement"},  # the kind's own module for ``new``
     "loadmaster.api.cli.tune": {"index"},  # a command about that kind
     "loadmaster.executor": {"memory", "partition", "placement"},  # the public names of the floor
-    "loadmaster.executor.fit_command": {"memory"},  # the process behind that command
 }
 # Outside package -> the only floors that may import it.
 OUTSIDE = {

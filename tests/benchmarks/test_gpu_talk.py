@@ -11,7 +11,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import output_code
 
 from benchmarks.gpu import talk, turns
-from loadmaster.executor.memory.fit import setting
+from loadmaster.executor.memory.fit import trial_runs
 
 
 def connected():
@@ -76,21 +76,21 @@ def test_a_turn_is_taken_once_and_ended_once():
 
 def test_what_inductor_compiled_first_runs_alone_and_a_trial_is_timed_while_all_stand_still(monkeypatch):
     heard: list = []
-    graph, trials = output_code.CompiledFxGraph, setting.run_trial
+    graph, trials = output_code.CompiledFxGraph, trial_runs.run_trial
     monkeypatch.setattr(graph, "__call__", lambda _self, _inputs: heard.append("runs"))
-    monkeypatch.setattr(setting, "run_trial", lambda *_, warmed_up: (warmed_up(), heard.append("timed")))
-    monkeypatch.setattr(setting.Setting, "alone", lambda _self, _step, look: (graph.__call__(None, []), look()))
+    monkeypatch.setattr(trial_runs, "run_trial", lambda *_, warmed_up: (warmed_up(), heard.append("timed")))
+    monkeypatch.setattr(trial_runs.TrialRuns, "alone", lambda _self, _step, look: (graph.__call__(None, []), look()))
     turn = talk.Turn(Quiet(heard))
     # A configuration, unlike a module, forgets a value that monkeypatch puts back.
     with functorch_config.patch(force_non_lazy_backward_lowering=False):
         talk.first_runs_alone(turn)
     graph.__call__(None, [])
-    setting.run_trial("step", warmed_up=lambda: heard.append("warm"))
+    trial_runs.run_trial("step", warmed_up=lambda: heard.append("warm"))
     assert heard == ["alone", "runs", "warm", "still", "timed", "done"]
     heard.clear()
-    setting.Setting.alone(None, None, lambda: heard.append("looked"))
+    trial_runs.TrialRuns.alone(None, None, lambda: heard.append("looked"))
     assert heard == ["alone", "runs", "looked", "done"]
-    assert trials is not setting.run_trial
+    assert trials is not trial_runs.run_trial
 
 
 class Standing:

@@ -21,7 +21,7 @@ _HERE = "loadmaster.api.cli"
 # Command -> (what it does, what adds its arguments): nothing of a command is loaded before it is chosen.
 COMMANDS = {
     "new": ("build a problem from a preset", f"{_HERE}.build:new_arguments"),
-    "capture": ("build a problem from a PyTorch model", f"{_HERE}.build:capture_arguments"),
+    "capture": ("build a problem from a PyTorch model", f"{_HERE}.capture:capture_arguments"),
     "plan": ("find the best plan", f"{_HERE}.plans:plan_arguments"),
     "check": ("verify a plan independently", f"{_HERE}.plans:check_arguments"),
     "fit": ("plan a model, run it, and correct until it fits", f"{_HERE}.fit:fit_arguments"),
@@ -87,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     terminal = Terminal()
     try:
-        # Capture has a command line of its own on the executor's floor: everything after the word is handed on.
+        # Every kind that is captured has a command line of its own on the executor's floor.
         if given[:1] == ["capture"]:
-            captured: int = resolve(f"{_HERE}.build:capture")(given[1:])
+            captured: int = resolve(f"{_HERE}.capture:capture")(given[1:])
             return captured
         parsed = parser().parse_args(given)
         status: int = parsed.run(parsed, terminal)

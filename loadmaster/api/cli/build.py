@@ -1,18 +1,14 @@
-"""``new`` and ``capture``: make problem documents, from presets or from a model."""
+"""``new``: make problem documents from presets."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.lazy import LazyParser
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.errors import MissingExtraError
 from loadmaster.models.documents import Document
 from loadmaster.models.files import expect_writable
 from loadmaster.models.kind import Kind, resolve
@@ -66,27 +62,6 @@ def _fill(kind: Kind) -> Callable[[argparse.ArgumentParser], None]:
         parser.set_defaults(run=_new)
 
     return fill
-
-
-def capture_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``capture`` that every kind takes; the kind's own are on the executor's floor."""
-    kinds = [kind.name for kind in all_kinds().values() if kind.capture is not None]
-    parser.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
-    parser.add_argument("kind", nargs="?", choices=kinds, help="of problem")
-    parser.add_argument("-o", "--output", metavar="PROBLEM.json", help="stdout if not given")
-
-
-def capture(arguments: list[str]) -> int:
-    """Run the executor's capture in a process of its own (this floor has no torch); returns its exit status.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("torch", "torch")
-    return subprocess.run(
-        [sys.executable, "-m", "loadmaster.executor.capture_command", *arguments], check=False
-    ).returncode
 
 
 def _new(arguments: argparse.Namespace, terminal: Terminal) -> int:

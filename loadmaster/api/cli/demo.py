@@ -129,7 +129,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     files = {what: folder / f"{name}.{what}" for what in ("problem.json", "plan.json", "report.json", "png", "html")}
     factory = f"examples.demo_models:{name}"
     terminal.say(f"\n{name}: capturing the model and measuring its operators")
-    capture = ["loadmaster.executor.capture_command", factory, "--backend", "eager", "--name", name]
+    capture = ["loadmaster.api.cli", "capture", factory, "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
     problem = read_problem(load_document(files["problem.json"]))
     budget_bytes = limit_of(problem.kind).value("50%", problem, "--budget")

@@ -1,11 +1,13 @@
 """Commands that run something: a process of the executor does it, and asks this one for plans.
 
-This floor imports nothing of the executor's. Lines of JSON come from its process, and a line answers each question.
+This floor imports nothing of the executor's, least of all torch. Lines of JSON come from the other process, and a line
+answers each question (:mod:`loadmaster.executor.command`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,28 +19,37 @@ from loadmaster.api.cli.planning import report_progress
 from loadmaster.api.cli.server import connect
 from loadmaster.api.cli.service import follow
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.errors import LimitReachedError
+from loadmaster.errors import LimitReachedError, MissingExtraError
 from loadmaster.models.kinds import Plan, Problem, read_plan, write_plan
 from loadmaster.planner import PlanOptions
 
 Message = dict[str, Any]
 
 
-def converse(
-    module: str,
-    arguments: Sequence[str],
-    receive: Callable[[Message], Message | None],
-    task: Mapping[str, Any] | None = None,
-) -> int:
-    """Run a module of the executor and answer it until it ends; returns its exit status, 1 if it was killed.
+def command_of(function: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The command that runs a function of the executor, named ``module:name``, in a process of its own."""
+    return [sys.executable, "-m", "loadmaster.executor.command", function, *arguments]
+
+
+def expect_torch() -> None:
+    """Refuse to start what needs torch where there is none.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("torch", "torch")
+
+
+def converse(function: str, task: Mapping[str, Any], receive: Callable[[Message], Message | None]) -> int:
+    """Run a function of the executor and answer it until it ends; returns its exit status, 1 if it was killed.
 
     Args:
-        receive: takes a message; returns the answer, if it wants one.
         task: told first.
+        receive: takes a message; returns the answer, if it wants one.
     """
-    command = [sys.executable, "-m", module, *arguments]
     # A terminal's interrupt reaches both processes; the other one ends, which ends the conversation.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command_of(function), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
 
         def send(message: Mapping[str, Any]) -> None:
@@ -46,8 +57,7 @@ def converse(
             process.stdin.flush()  # type: ignore[union-attr]
 
         try:
-            if task is not None:
-                send(task)
+            send(task)
             for line in process.stdout:
                 answer = receive(json.loads(line))
                 if answer is not None:
@@ -58,18 +68,25 @@ def converse(
     return process.returncode if process.returncode >= 0 else 1
 
 
-def plan_answer(
-    problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal
-) -> tuple[Plan | None, str | None, Message]:
-    """A plan, made here or by ``--server``, its id there, and the answer to the process that asked for it.
+class Plans:
+    """Plans that the other process asks for, made here or by ``--server``.
 
-    No plan within the time limit is an answer, too: an earlier one may do.
+    Attributes:
+        made: by the problem's ``sha256``: problem, plan, and the plan's id on the server.
     """
-    try:
-        plan, plan_id = _planned(problem, options, arguments, terminal)
-    except LimitReachedError as error:
-        return None, None, {"limit": str(error)}
-    return plan, plan_id, {"plan": write_plan(plan)}
+
+    def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
+        self._arguments, self._terminal = arguments, terminal
+        self.made: dict[str, tuple[Any, Any, str | None]] = {}
+
+    def answer(self, problem: Problem, options: PlanOptions) -> Message:
+        """Plan a problem. No plan within the time limit is an answer, too: an earlier one may do."""
+        try:
+            plan, plan_id = _planned(problem, options, self._arguments, self._terminal)
+        except LimitReachedError as error:
+            return {"limit": str(error)}
+        self.made[problem.sha256] = problem, plan, plan_id
+        return {"plan": write_plan(plan)}
 
 
 def _planned(

@@ -7,18 +7,18 @@ again with a corrected problem until the measured peak keeps the budget. Plannin
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from loadmaster.api.cli.executing import converse, plan_answer
+from loadmaster.api.cli.executing import Plans, converse, expect_torch
 from loadmaster.api.cli.files import expect_apart, write_json
 from loadmaster.api.cli.planning import add_options, envelope, planning_options
 from loadmaster.api.cli.server import add_server, connect
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
-from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
+from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import PROBLEM_SCHEMA, Document, load_document
 from loadmaster.models.files import expect_writable
 from loadmaster.models.kinds import limit_of
@@ -30,14 +30,6 @@ from loadmaster.models.units import parse_bytes, show_bytes, show_cost, show_sha
 MEASURED = "measured"
 _WRITTEN_HERE = {"output": "-o", "problem": "--problem", "measured": "--measured"}
 _WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
-# Handed on as they are to the process that runs the model.
-_HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries", "knob_tries")
-_SWITCHES = {
-    "gradients_held": "--gradients-held",
-    "offload": "--offload",
-    "no_verify": "--no-verify",
-    "verbose": "--verbose",
-}
 
 
 def fit_arguments(fit: argparse.ArgumentParser) -> None:
@@ -74,10 +66,11 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--trace", metavar="TRACE.json", help="write the planned and the measured step as one trace")
     fit.add_argument("--snapshot", metavar="MEASURED.pickle", help="write a measured memory snapshot (CUDA)")
     fit.add_argument("--verbose", action="store_true", help="the whole traceback of what fails in your own code")
+    own = [action.dest for action in fit._actions if action.dest != "help"]  # the other process gets these, as they are
     add_options(fit)
     add_server(fit)
     fit.add_argument("--json", action="store_true", help="print the plan without its schedule, and the tries, as JSON")
-    fit.set_defaults(run=_fit)
+    fit.set_defaults(run=_fit, own=own)
 
 
 def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -85,8 +78,7 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     torch.compile's own partition is run as well, and taken where it is faster.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("torch", "torch")
+    expect_torch()
     if not arguments.force:
         for flag, path in (("-o", arguments.output), ("--problem", arguments.problem)):
             _expect_no_problem(path, flag)
@@ -104,10 +96,9 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.knob_tries < 0:
         raise InputError("--knob-tries", arguments.knob_tries, "is no number of tries", "Give 0 for plans alone.")
     session = _Session(arguments, terminal)
-    status = converse("loadmaster.executor.fit_command", _command(arguments), session.receive)
-    if status:
-        return status
-    return session.finish()
+    return (
+        converse("loadmaster.executor.memory.fit.command:main", _task(arguments), session.receive) or session.finish()
+    )
 
 
 def _expect_no_problem(path: str | None, flag: str) -> None:
@@ -126,19 +117,16 @@ def _expect_no_problem(path: str | None, flag: str) -> None:
         raise InputError(flag, path, "holds a problem already", "Write to another file, or over it with --force.")
 
 
-def _command(arguments: argparse.Namespace) -> list[str]:
-    """The arguments of the process that runs the model."""
+def _task(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The task of the process that runs the model: the flags of its own, and what is left free of the budget in bytes.
+
+    Raises:
+        InputError: naming the flag.
+    """
     limit_of("memory").read(arguments.budget, "--budget")  # refused here: a share of what is known to the process only
-    command = [arguments.factory, "--budget-bytes", arguments.budget]
-    if arguments.fragmentation == MEASURED:
-        command += ["--fragmentation", "count"]
-    elif arguments.fragmentation != "0":
-        reserve_bytes = parse_bytes(arguments.fragmentation, "--fragmentation")
-        command += ["--fragmentation-reserve-bytes", str(reserve_bytes)]
-    for name in (*_HANDED_ON, *_WRITTEN_THERE):
-        value = getattr(arguments, name)
-        command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    return command + [flag for name, flag in _SWITCHES.items() if getattr(arguments, name)]
+    given = arguments.fragmentation
+    reserve_bytes = None if given == MEASURED else 0 if given == "0" else parse_bytes(given, "--fragmentation")
+    return {name: getattr(arguments, name) for name in arguments.own} | {"fragmentation": reserve_bytes}
 
 
 class _Session:
@@ -147,7 +135,7 @@ class _Session:
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         self._arguments, self._terminal = arguments, terminal
         self._options = planning_options(arguments, limit=None)
-        self._planned: dict[str, tuple[MemoryProblem, MemoryPlan, str | None]] = {}
+        self._plans = Plans(arguments, terminal)
         self._tries: list[dict[str, Any]] = []
         self._knob_tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None
@@ -160,11 +148,7 @@ class _Session:
             count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
             budget = show_bytes(problem.budget_bytes or 0)
             self._terminal.say(f"planning {problem.name}: {count}, under {budget}")
-            plan, plan_id, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
-            if plan is not None:
-                assert isinstance(plan, MemoryPlan), "of a problem of this kind"
-                self._planned[problem.sha256] = problem, plan, plan_id
-            return answer
+            return self._plans.answer(problem, self._options)
         if "tried" in message:
             self._tries.append(message["tried"])
             self._terminal.say(f"try {len(self._tries)}: {message['tried']['text']}")
@@ -182,7 +166,7 @@ class _Session:
         if self._fitted is None:
             raise LoadmasterError("the process that runs the model ended without an answer")
         arguments, terminal = self._arguments, self._terminal
-        problem, plan, plan_id = self._planned.get(self._fitted["problem_sha256"], (None, None, None))
+        problem, plan, plan_id = self._plans.made.get(self._fitted["problem_sha256"], (None, None, None))
         if problem is not None and plan is not None:
             self._write(problem, plan)
             if plan_id is not None and self._measured is not None:
@@ -232,34 +216,22 @@ class _Session:
 
     def _table(self) -> str:
         """Build the table of what ran: a row for each plan and each value of the knob, and plain PyTorch last."""
-        assert self._fitted is not None
-        rows = [
-            [
-                f"{number + 1}{' *' if number == self._fitted['chosen'] else ''}",
-                show_bytes(t["planned_peak_bytes"]),
-                show_bytes(t["used_bytes"]),
-                "yes" if t["kept"] else "no",
-                show_cost(t["planned_us"], "us"),
-                show_cost(t["measured"]["step_us"], "us"),
-                show_share(t["time_error"]),
-            ]
-            for number, t in enumerate(self._tries)
-        ]
-        rows += [
-            [
-                f"activation_memory_budget {t['knob']:.3g}{' *' if number == self._fitted['chosen_knob'] else ''}",
-                "",
-                show_bytes(t["used_bytes"]),
-                "yes" if t["kept"] else "no",
-                "",
-                show_cost(t["measured"]["step_us"], "us"),
-                "",
-            ]
-            for number, t in enumerate(self._knob_tries)
-        ]
-        plain = self._fitted["plain"]
-        if plain is not None:
-            kept, us = "yes" if plain["kept"] else "no", show_cost(plain["step_us"], "us")
-            rows.append(["plain PyTorch *", "", show_bytes(plain["used_bytes"]), kept, "", us, ""])
-        header = ["try", "peak, planned", "measured", "kept", "step, planned", "measured", "error"]
-        return table(rows, header)
+        fitted = self._fitted
+        assert fitted is not None
+
+        def row(name: str, tried: dict[str, Any], step_us: float, planned: Sequence[str] = ("", "", "")) -> list[str]:
+            peak, time, error = planned
+            kept = "yes" if tried["kept"] else "no"
+            return [name, peak, show_bytes(tried["used_bytes"]), kept, time, show_cost(step_us, "us"), error]
+
+        rows = []
+        for number, t in enumerate(self._tries):
+            name = f"{number + 1}{' *' if number == fitted['chosen'] else ''}"
+            peak, us = show_bytes(t["planned_peak_bytes"]), show_cost(t["planned_us"], "us")
+            rows.append(row(name, t, t["measured"]["step_us"], (peak, us, show_share(t["time_error"]))))
+        for number, t in enumerate(self._knob_tries):
+            name = f"activation_memory_budget {t['knob']:.3g}{' *' if number == fitted['chosen_knob'] else ''}"
+            rows.append(row(name, t, t["measured"]["step_us"]))
+        if fitted["plain"] is not None:
+            rows.append(row("plain PyTorch *", fitted["plain"], fitted["plain"]["step_us"]))
+        return table(rows, ["try", "peak, planned", "measured", "kept", "step, planned", "measured", "error"])

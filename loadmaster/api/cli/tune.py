@@ -9,7 +9,7 @@ import argparse
 import os
 
 from loadmaster.api.cli import new_index
-from loadmaster.api.cli.executing import Message, converse, plan_answer
+from loadmaster.api.cli.executing import Message, Plans, converse
 from loadmaster.api.cli.files import expect_apart, read_document, write_json
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import INTERRUPTED, add_limits, add_options, finish, options_of
@@ -24,7 +24,6 @@ from loadmaster.models.files import expect_writable
 from loadmaster.models.index.documents import read_problem, write_problem
 from loadmaster.models.index.features import Features
 from loadmaster.models.index.measured import SECONDS
-from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import IndexProblem
 from loadmaster.models.index.serving import words
 from loadmaster.planner import PlanOptions
@@ -83,7 +82,7 @@ def _tune(arguments: argparse.Namespace, terminal: Terminal) -> int:
         "most_operations": arguments.most_operations,
     }
     with interruptible(terminal):
-        status = converse("loadmaster.executor.index.command", [], session.receive, task)
+        status = converse("loadmaster.executor.index.command:main", task, session.receive)
     if status == INTERRUPTED:
         terminal.say("interrupted before there was a plan")
     return status or session.finish()
@@ -110,7 +109,7 @@ class _Session:
         self._arguments, self._terminal = arguments, terminal
         self._problem: IndexProblem | None = None
         self._options: PlanOptions | None = None
-        self._planned: dict[str, tuple[IndexProblem, IndexPlan]] = {}
+        self._plans = Plans(arguments, terminal)
         self._runs = 0
         self._tuned: Message | None = None
 
@@ -126,12 +125,7 @@ class _Session:
             return {"problem": write_problem(self.take(new_index.problem_with(self._arguments, shards)))}
         assert self._problem is not None and self._options is not None, "the first problem was taken"
         if "problem" in message:
-            problem = read_problem(message["problem"])
-            plan, _, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
-            if plan is not None:
-                assert isinstance(plan, IndexPlan), "of a problem of this kind"
-                self._planned[problem.sha256] = problem, plan
-            return answer
+            return self._plans.answer(read_problem(message["problem"]), self._options)
         if "ran" in message:
             self._runs += 1
             shard = self._problem.shards[message["ran"]["shard"]].name
@@ -146,7 +140,7 @@ class _Session:
         if self._tuned is None:
             raise LoadmasterError("the process that runs the traces ended without an answer")
         arguments, terminal, told = self._arguments, self._terminal, self._tuned
-        problem, plan = self._planned[told["problem_sha256"]]
+        problem, plan, _ = self._plans.made[told["problem_sha256"]]
         terminal.say(f"{told['ran']} runs after {told['rounds']} plans: {_STOPPED[told['stopped_by']]}")
         if arguments.problem is not None:
             write_json(arguments.problem, write_problem(problem), terminal, "--problem")

@@ -1,6 +1,6 @@
-"""``python -m loadmaster.executor.index.command``: what ``loadmaster tune`` runs in a process of its own.
+"""The process behind ``loadmaster tune``: traces run here, and are planned for by the process that started this one.
 
-That one plans, see :mod:`loadmaster.executor.parent`. The first line on standard input is the task:
+See :mod:`loadmaster.executor.command`. The task is
 ``{"traces": [paths] or {distributions}, "problem": document or null, "most_operations": n or null, "seconds": s}``.
 Where there is no problem, ``{"shards": [[name, features], ...]}`` asks for the one with these shards.
 ``{"ran": {...}}`` tells of a run, ``{"tuned": {...}}`` of the end.
@@ -15,18 +15,15 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.errors import InputError
+from loadmaster.executor.command import Parent
 from loadmaster.executor.index.tune import Ran, tune
-from loadmaster.executor.parent import Parent
 from loadmaster.models.canonical import plain
 from loadmaster.models.index.documents import read_problem
 from loadmaster.models.index.features import features
-from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import IndexProblem
 from loadmaster.models.index.sources import Distributions, traces_of_files
 from loadmaster.models.index.trace import Trace
-
-INTERRUPTED = 130
 
 
 def run(task: dict[str, Any], parent: Parent) -> None:
@@ -44,16 +41,11 @@ def run(task: dict[str, Any], parent: Parent) -> None:
         problem = read_problem(task["problem"])
         traces = of_shards(problem, named)
 
-    def plan(now: IndexProblem) -> IndexPlan:
-        found = parent.plan(now)
-        assert isinstance(found, IndexPlan), "of a problem of this kind"
-        return found
-
     def tell(ran: Ran) -> None:
         parent.tell({"ran": {"shard": ran.shard, "candidate": ran.candidate}})
 
     limits = {name: task[name] for name in ("most_operations", "seconds")}
-    tuned = tune(problem, traces, plan, **limits, on_run=tell, cancelled=_first_interrupt())
+    tuned = tune(problem, traces, parent.plan, **limits, on_run=tell, cancelled=_first_interrupt())
     told = {"problem_sha256": tuned.problem.sha256, "stopped_by": tuned.stopped_by, "rounds": len(tuned.rounds)}
     parent.tell({"tuned": {**told, "ran": len(tuned.ran)}})
 
@@ -94,23 +86,14 @@ def _first_interrupt() -> Callable[[], bool]:
     return asked.is_set
 
 
-def main() -> int:
+def main(_arguments: Sequence[str] = ()) -> int:
     """Run the command; returns its exit status."""
     parent = Parent.of_this_process()
     try:
-        run(parent.task(), parent)
-    except LoadmasterError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
+        run(parent.hear(), parent)
     except MemoryError:
         sys.stderr.write(
             "error: there is not enough memory to run a candidate. Give smaller traces, or fewer shards.\n"
         )
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

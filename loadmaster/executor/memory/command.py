@@ -21,20 +21,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
     p.add_argument("--parallel", choices=PARALLEL, help="what will wrap the step, and holds memory of its own")
     p.add_argument("--ranks", type=int, default=1, help="ranks that share the batch; the plan is for one of them")
-    add_step_arguments(p)
-    return p
-
-
-def add_step_arguments(p: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how a model trains."""
     made_step.add_model_arguments(p)
     p.add_argument("--backend", choices=list(COMPILERS), default="inductor", help="what will run the plan")
     p.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
     p.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
+    return p
 
 
 def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
-    """Capture options from the arguments that :func:`add_step_arguments` adds."""
+    """Capture options from the arguments of ``loadmaster capture`` and ``loadmaster fit``."""
     return CaptureOptions(
         optimizer=made.optimizer,
         backend=arguments.backend,

@@ -89,7 +89,7 @@ REPLACED = (
     ),
     Replaced(
         "torch._inductor.cpu_vec_isa.VecISA.check_build",
-        "memory.fit.vector_isas",
+        "memory.fit.ahead.vector_isas",
         "Inductor compiles the same test program for several sets of vector instructions, one after another.",
     ),
     Replaced(

@@ -17,7 +17,7 @@ from loadmaster.api.cli import app, executing
 from loadmaster.api.cli import fit as command
 from loadmaster.api.errors import ServiceError
 from loadmaster.errors import LimitReachedError
-from loadmaster.models.kinds import check_plan, read_plan, read_problem, write_plan
+from loadmaster.models.kinds import check_plan, read_plan, read_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
@@ -113,15 +113,14 @@ def test_what_was_measured_goes_to_the_service_that_planned(
             raise ServiceError("It is of an earlier release.", status=404)
         sent[plan_id] = measurement
 
-    def answer(problem: MemoryProblem, *_: Any) -> tuple[MemoryPlan, str, dict[str, Any]]:
-        plan = planning_by_hand(problem)
-        return plan, f"plan_{problem.sha256[:6]}", {"plan": write_plan(plan)}
+    def planned(problem: MemoryProblem, *_: Any) -> tuple[MemoryPlan, str]:
+        return planning_by_hand(problem), f"plan_{problem.sha256[:6]}"
 
     def service(_: object) -> Any:
         handle = lambda plan_id: SimpleNamespace(send_measurement=lambda found: send(plan_id, found))  # noqa: E731
         return contextlib.nullcontext(SimpleNamespace(plan=handle))
 
-    monkeypatch.setattr(command, "plan_answer", answer)
+    monkeypatch.setattr(executing, "_planned", planned)
     monkeypatch.setattr(command, "connect", service)
     assert fit("--budget", "9MiB", "-o", "plan.json") == 0
     measured = json.loads(Path("plan.measured.json").read_text())
@@ -227,6 +226,6 @@ def test_a_model_without_a_plan_runs_under_the_knob(tmp_path: Path, capfd: pytes
 
 
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(executing.importlib.util, "find_spec", lambda name: None)
     assert fit("--budget", "9MiB") == 2
     assert "pip install '.[torch]'" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""``new``, ``capture``, ``hardware`` and ``solvers``."""
+"""``new``, ``hardware`` and ``solvers``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadmaster.api.cli import app, build
+from loadmaster.api.cli import app
 from loadmaster.models.hardware import hardware
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory import presets
@@ -88,29 +88,6 @@ def test_the_examples_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("new", "memory", "--list") == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in presets.example_names())
-
-
-def test_capture_relays_arguments_and_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-
-    class Done:
-        returncode = 7
-
-    def fake_run(command: list[str], check: bool) -> Done:
-        seen.append(command)
-        return Done()
-
-    monkeypatch.setattr(build.subprocess, "run", fake_run)
-    assert run("capture", "module:factory", "memory", "--help") == 7
-    assert seen[0][1:] == ["-m", "loadmaster.executor.capture_command", "module:factory", "memory", "--help"]
-
-
-def test_capture_without_torch_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
-    assert run("capture", "module:factory", "memory") == 2
-    assert "pip install '.[torch]'" in capsys.readouterr().err
 
 
 def test_hardware(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,9 @@ import pytest
 from loadmaster import plan
 from loadmaster.api.cli import app, executing
 from loadmaster.api.cli import tune as command
+from loadmaster.executor.command import Parent
 from loadmaster.executor.index.command import of_shards
 from loadmaster.executor.index.command import run as run_task
-from loadmaster.executor.parent import Parent
 from loadmaster.models.index.generators import Mix, make_trace
 from loadmaster.models.index.problem import Cost, IndexProblem
 from loadmaster.models.index.trace import save_trace
@@ -192,8 +192,8 @@ def test_an_interrupt_ends_the_runs() -> None:
 def test_what_was_cancelled_is_written_and_said(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def cancelled(module: str, _: Any, receive: Callable[[Any], Any], task: Any) -> int:
-        assert module == "loadmaster.executor.index.command"
+    def cancelled(function: str, task: Any, receive: Callable[[Any], Any]) -> int:
+        assert function == "loadmaster.executor.index.command:main"
         answer = receive({"problem": task["problem"]})
         receive({"ran": {"shard": 0, "candidate": 0}})
         sha256 = answer["plan"]["problem_sha256"]

@@ -265,7 +265,8 @@ def test_command(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "loadmaster.executor.capture_command",
+        "loadmaster.api.cli",
+        "capture",
         "factory:make",
         "memory",
         "-o",

@@ -7,9 +7,9 @@ from torch import nn
 
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory.capture import CaptureOptions
+from loadmaster.executor.memory.fit.fitted import Fitted
 from loadmaster.executor.memory.fit.fitter import KNOB_TRIES, Fitter
 from loadmaster.executor.memory.fit.planned import Planner
-from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import Backend
 from loadmaster.executor.renamed import renamed_keywords
@@ -75,8 +75,8 @@ def fit(
             where they keep the budget, too.
         tune_while_training: return as soon as a step keeps the budget, and try the others while it trains: with eight
             cores or more, helpers compile them ahead, and ``fitted.step`` becomes the faster one between two of its
-            calls. Each try holds up one call for seconds, and its trial steps may take more than the budget, as all
-            do. :meth:`~loadmaster.executor.memory.fit.state.Fitted.finish` tries what is left at once. False: all tries
+            calls. Each try holds up one call for seconds, and its trial steps may take more than the budget, as all do.
+            :meth:`~loadmaster.executor.memory.fit.fitted.Fitted.finish` tries what is left at once. False: all tries
             are over when this returns; so it is with a mode, among ranks, and on fewer cores.
         verify: hold the step that is handed out against one step of plain PyTorch: loss, every gradient, every buffer.
             One that differs by more than its precision explains is not handed out: another one that keeps the budget

@@ -1,9 +1,15 @@
 """Fitting a step to a byte budget: the fastest step that keeps it by measurement, planned or torch.compile's own.
 
-Plans are run, measured and corrected (:mod:`loadmaster.executor.memory.fit.planned`). They are compared with what a
-user has without them, torch.compile's own partition under its knob (:mod:`loadmaster.executor.memory.fit.knob`): where
-that is faster, or the only one to keep the budget, or where the model has no plan, it is what the user gets. The result
-is kept on disk, so that the next call of the same step goes there at once.
+:meth:`Fitter.fit` goes on in this order, as far as it has to:
+
+1. The knob that won the last time, which is kept on disk, is measured again
+   (:mod:`~loadmaster.executor.memory.fit.disk_record`).
+2. The step is captured (:meth:`Fitter.capture`).
+3. Plans are run, measured and corrected (:mod:`~loadmaster.executor.memory.fit.planned`). They are compared with what a
+   user has without them, torch.compile's own partition under its knob (:mod:`~loadmaster.executor.memory.fit.knob`):
+   whichever promises more is tried first (:mod:`~loadmaster.executor.memory.fit.contest`).
+4. The faster one is the outcome (:mod:`~loadmaster.executor.memory.fit.fitted`), torch.compile's where it is the only
+   one to keep the budget, or where the model has no plan; what is left to try goes on while it trains.
 """
 
 from __future__ import annotations
@@ -12,33 +18,26 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from typing import TypeVar
 
 from torch import fx, nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.capture import CapturedStep, CaptureOptions, capture_step
-from loadmaster.executor.memory.fit import kept as on_disk
-from loadmaster.executor.memory.fit import vector_isas
+from loadmaster.executor.memory.capture import CaptureOptions, capture_step
+from loadmaster.executor.memory.fit import disk_record
+from loadmaster.executor.memory.fit.ahead import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
-from loadmaster.executor.memory.fit.any_step import AnyStep
-from loadmaster.executor.memory.fit.beside import Beside
-from loadmaster.executor.memory.fit.contest import Side, best_of
-from loadmaster.executor.memory.fit.costed import Costed
-from loadmaster.executor.memory.fit.final import time_in_turns
-from loadmaster.executor.memory.fit.in_mode import in_mode
+from loadmaster.executor.memory.fit.ahead.background import Background
+from loadmaster.executor.memory.fit.contest import Side, best_of, time_in_turns
+from loadmaster.executor.memory.fit.correction import StepProblems
+from loadmaster.executor.memory.fit.fitted import Fitted, TunedStep, Tuning, running
 from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
 from loadmaster.executor.memory.fit.phases import CAPTURING, COSTING, PLANS, Phases
-from loadmaster.executor.memory.fit.plain_step import PlainStep, PlainTrial
 from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
-from loadmaster.executor.memory.fit.setting import Setting
-from loadmaster.executor.memory.fit.state import Candidate, Fitted
-from loadmaster.executor.memory.fit.trials import Correction, Trial
-from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
-from loadmaster.executor.memory.fit.tuning import Tuning
+from loadmaster.executor.memory.fit.report import MORE, plain_report, refusal, report
+from loadmaster.executor.memory.fit.trial_runs import TrialRuns
+from loadmaster.executor.memory.fit.trials import AnyStep, Candidate, Correction, PlainStep, PlainTrial, Trial
 from loadmaster.executor.memory.fit.verify import Verifier
-from loadmaster.executor.memory.fit.words import MORE, plain_report, refusal, report
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.backends import expect_backend
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
@@ -52,7 +51,6 @@ from loadmaster.executor.steps.wrappers import ddp_of, own_module
 from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.measurement import MemoryMeasurement, measured
 from loadmaster.models.memory.plain import peak_bytes
-from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import bytes_of
 
 Found = TypeVar("Found")
@@ -103,50 +101,54 @@ class Fitter:
         step = Step(own_module(model), loss)
         step.expect_call(step.batch(batch_of(batch)))
         self.on_try, self.on_knob = on_try, on_knob
-        phases = Phases()
-        self.setting = Setting(
+        given, phases = batch_of(batch), Phases()
+        self.runs = TrialRuns(
             model,
-            batch_of(batch),
+            given,
             loss,
             options,
-            device_of(model, batch_of(batch)),
+            device_of(model, given),
             fragmentation_reserve_bytes,
             time_tolerance,
             repeats,
             mode,
             phases,
-            Beside(),
+            Background(),
             Ahead(wanted=options.backend == "inductor"),
-            Verifier(model, batch_of(batch), loss, phases) if verify else None,
+            Verifier(model, given, loss, phases) if verify else None,
         )
+        self._problems: StepProblems | None = None
         self._tuning: Tuning | None = None
-        self._path = on_disk.path_of(self.setting)
-        self._kept = on_disk.read(self._path)
-        self.setting.phases.before.update(self._kept.seconds)
+        self._path = disk_record.path_of(self.runs)
+        self._kept = disk_record.read(self._path)
+        phases.before.update(self._kept.seconds)
 
-    @cached_property
-    def captured(self) -> CapturedStep:
-        """The traced step and its costs.
+    def capture(self) -> StepProblems:
+        """Capture the step unless that is done, and measure its operators where capturing does not.
+
+        Returns:
+            its problems, with what trials taught of them: the latest here, else what the last run left on disk.
 
         Raises:
             InputError: as for :func:`~loadmaster.executor.memory.capture.capture`.
         """
-        setting = self.setting
-        with setting.phases.during(CAPTURING):
-            setting.ahead.get_ready()
-            return capture_step(setting.model, setting.batch, setting.loss, setting.options, noted=self._noted)
+        runs, problems = self.runs, self._problems
+        if problems is None:
+            with runs.phases.during(CAPTURING):
+                runs.ahead.get_ready()
+                captured = capture_step(runs.model, runs.batch, runs.loss, runs.options, noted=self._noted)
+            learned = self._kept.correction if self._is_measured else None
+            problems = StepProblems(captured, learned or Correction())
+        with runs.phases.during(COSTING), runs.ahead.standing_still():
+            _ = problems.plain
+        self._problems = problems
+        return problems
 
     def _noted(self, module: fx.GraphModule) -> None:
         """Take Dynamo's graph of the step, and begin what it needs that takes a while."""
-        if self.setting.options.backend == "inductor":
+        if self.runs.options.backend == "inductor":
             vector_isas.ask_ahead(module)
-        self.setting.ahead.take(module)
-
-    @cached_property
-    def costed(self) -> Costed:
-        """The step's problems, and what trials taught of them: the latest here, else what the last run left on disk."""
-        known = self._kept.correction if self._is_measured else None
-        return Costed(self.captured, known or Correction())
+        self.runs.ahead.take(module)
 
     def fit(
         self,
@@ -177,14 +179,14 @@ class Fitter:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
         if knob_tries < 0:
             raise InputError("knob_tries", knob_tries, "is no number of tries", "Give 0 for plans alone.")
-        if self.setting.options.backend != "inductor":
+        if self.runs.options.backend != "inductor":
             knob_tries = 0
-        self.setting.phases.begin()
+        self.runs.phases.begin()
         if self._tuning is not None:
             self._tuning.end("another budget is fitted")
         with contextlib.ExitStack() as work:
-            work.enter_context(self.setting.ahead.during_fit())
-            work.callback(self.setting.beside.end)
+            work.enter_context(self.runs.ahead.during_fit())
+            work.callback(self.runs.background.end)
             return self._fit(planner, budget_bytes, tries, knob_tries, work, tune_while_training=tune_while_training)
 
     def _fit(
@@ -197,13 +199,14 @@ class Fitter:
         *,
         tune_while_training: bool,
     ) -> Fitted:
-        limit = limit_of("memory")
         knob = self._taken_before(budget_bytes, knob_tries)
         if knob is not None and self._is_as_before(knob):
             return self._fitted(None, knob, f"{report(None, knob)} It won the last time, too.")
-        why_no_plan: Exception | None = None
+
+        limit, problems, why_no_plan = limit_of("memory"), None, None
         try:
-            size_bytes = limit.value(budget_bytes, self._plain, "budget_bytes")
+            problems = self.capture()
+            size_bytes = limit.value(budget_bytes, problems.plain, "budget_bytes")
         except _NO_PLAN as error:
             given = limit.read(budget_bytes, "budget_bytes")
             if isinstance(given, float) or not knob_tries:
@@ -211,24 +214,27 @@ class Fitter:
             size_bytes, why_no_plan = given, error
         if size_bytes < 1:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
+
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
-        goes_on_later = bool(tune_while_training and knob_tries and self.setting.may_tune_while_training)
+        later = bool(tune_while_training and knob_tries and self.runs.may_tune_while_training)
+        sides: list[Side] = [knob]
         planned = None
-        if why_no_plan is None:
-            planned = self._planned_side(planner, size_bytes, tries, knob, soon=goes_on_later)
-        knob.only_hope = planned is None
-        if planned is not None:
+        if problems is not None:
+            planned = PlannedSide(
+                self.runs, problems, planner, size_bytes, tries, soon=later, alone=not knob.most, on_try=self.on_try
+            )
             knob.is_hopeless = planned.is_far
-        sides: list[Side] = [knob] if planned is None else [planned, knob]
+            sides = [planned, knob]
+        knob.only_hope = planned is None
 
         def conclude(*, is_final: bool) -> Fitted:
-            if is_final and planned is not None and not self.setting.counts_kernels:
-                time_in_turns(self.setting, planned, knob)
+            if is_final and not self.runs.counts_kernels:
+                time_in_turns(self.runs, sides)
             winner = best_of(sides)
             self._keep(budget_bytes, knob, taken=is_final and winner is knob)
-            if self.setting.verifier is not None:
-                self.setting.verifier.forget()  # parameters may move on
+            if self.runs.verifier is not None:
+                self.runs.verifier.forget()  # parameters may move on
             if winner is None and (knob.differs or (planned is not None and planned.differs)):
                 return self._plain_fitted(planned, knob)
             if winner is None:
@@ -238,31 +244,25 @@ class Fitter:
                 logger.warning("%s", said)
             return self._fitted(planned, knob, said if is_final else f"{said} {MORE}", is_final=is_final)
 
-        self._tuning = Tuning(self.setting, sides, work, conclude)
-        return self._tuning.begin() if goes_on_later else self._tuning.finish()
+        self._tuning = Tuning(self.runs, sides, work, conclude)
+        return self._tuning.begin() if later else self._tuning.finish()
 
     def profiled(self, step: AnyStep | PlainStep | TunedStep) -> Timeline:
         """The timeline of one more step."""
-        setting, step = self.setting, running(step)
-        is_planned = isinstance(step, PlannedStep)
-        held_bytes = self.captured.resident_bytes if is_planned else own_bytes(setting.model, setting.batch)
-        return self.alone(step, lambda run: record(run, setting.device, held_bytes))
+        runs, step = self.runs, running(step)
+        held_bytes = own_bytes(runs.model, runs.batch)
+        if isinstance(step, PlannedStep) and self._problems is not None:
+            held_bytes = self._problems.captured.resident_bytes
+        return self.alone(step, lambda run: record(run, runs.device, held_bytes))
 
     def alone(self, step: AnyStep | PlainStep | TunedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
-        return self.setting.alone(running(step), look)
-
-    @property
-    def _plain(self) -> MemoryProblem:
-        """The problem as captured. Operators are measured here, where capturing has not measured them."""
-        costed, setting = self.costed, self.setting
-        with setting.phases.during(COSTING), setting.ahead.standing_still():
-            return costed.plain
+        return self.runs.alone(running(step), look)
 
     @property
     def _is_measured(self) -> bool:
         """True if costs are measured on this device: corrections that trials teach are for such costs."""
-        return self.setting.options.costs is None and self.setting.options.hardware is None
+        return self.runs.options.costs is None and self.runs.options.hardware is None
 
     def _taken_before(self, budget_bytes: int | str, knob_tries: int) -> KnobSide | None:
         """The knob that won this budget the last time, measured again; None where none did."""
@@ -281,9 +281,9 @@ class Fitter:
         return bool(before_us) and knob.best_us <= _SLOWER_THAN_BEFORE * before_us[0]
 
     def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
-        self.setting.ahead.leave_room(self.setting.device, budget_bytes)
+        self.runs.ahead.leave_room(self.runs.device, budget_bytes)
         return KnobSide(
-            self.setting,
+            self.runs,
             budget_bytes,
             self._kept.probes,
             most,
@@ -293,56 +293,55 @@ class Fitter:
 
     def _share(self, budget_bytes: int) -> float:
         """Place of a budget between resident bytes (0) and the captured step's peak (1); 1 if nothing is captured."""
-        if "costed" not in vars(self):
+        if self._problems is None:
             return 1.0
-        resident_bytes, plain_bytes = self.captured.resident_bytes, peak_bytes(self.costed.plain)
+        resident_bytes, plain_bytes = self._problems.captured.resident_bytes, peak_bytes(self._problems.plain)
         return (budget_bytes - resident_bytes) / max(1, plain_bytes - resident_bytes)
-
-    def _planned_side(
-        self, planner: Planner, budget_bytes: int, tries: int, knob: KnobSide, *, soon: bool
-    ) -> PlannedSide:
-        setting, costed, alone = self.setting, self.costed, not knob.most
-        return PlannedSide(setting, costed, planner, budget_bytes, tries, soon=soon, alone=alone, on_try=self.on_try)
 
     def _keep(self, budget: int | str, knob: KnobSide, *, taken: bool) -> None:
         """Leave what was found for the next call, here and in the next run."""
         kept = self._kept.with_probes([t.probe for t in knob.tries])
         value = knob.tries[knob.chosen].knob if taken and knob.chosen is not None else None
         kept = kept.with_taken(budget, knob.budget_bytes, value)
-        if self._is_measured and "costed" in vars(self):
-            kept = replace(kept, correction=self.costed.learned)
-        self._kept = replace(kept, seconds=self.setting.phases.each_s)
-        on_disk.write(self._path, self._kept)
+        if self._is_measured and self._problems is not None:
+            kept = replace(kept, correction=self._problems.learned)
+        self._kept = replace(kept, seconds=self.runs.phases.each_s)
+        disk_record.write(self._path, self._kept)
 
     def _fitted(self, planned: PlannedSide | None, knob: KnobSide, said: str, *, is_final: bool = True) -> Fitted:
         """The faster of the two sides' steps."""
-        trials = () if planned is None else planned.state.trials
-        phases, knobs = self.setting.phases, tuple(knob.tries)
         if best_of([knob] if planned is None else [planned, knob]) is knob:
             assert knob.step is not None, "it kept the budget"
-            step, more = in_mode(self.setting, knob.step, knob.budget_bytes)
-            said = " ".join(filter(None, (said, more, phases.words())))
-            return Fitted(step, None, None, trials, None, knobs, knob.chosen, said, dict(phases.seconds))
-        assert planned is not None and planned.chosen is not None, "it kept the budget"
-        best = planned.state.candidates[planned.chosen]
-        found = self._measurement(best) if is_final else None
-        step, more = in_mode(self.setting, best.step, knob.budget_bytes)
-        assert isinstance(step, PlannedStep), "as the candidate is"
-        step.unplanned = "run"  # as torch.compile's own does
-        said = " ".join(filter(None, (said, more, phases.words())))
-        chosen, seconds = planned.chosen, dict(phases.seconds)
-        return Fitted(step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
+            step, more = self.runs.in_mode(knob.step, knob.budget_bytes)
+            fitted = Fitted(step, chosen_knob=knob.chosen)
+        else:
+            assert planned is not None and planned.chosen is not None, "it kept the budget"
+            best = planned.state.candidates[planned.chosen]
+            found = self._measurement(best) if is_final else None
+            step, more = self.runs.in_mode(best.step, knob.budget_bytes)
+            assert isinstance(step, PlannedStep), "as the candidate is"
+            step.unplanned = "run"  # as torch.compile's own does
+            fitted = Fitted(step, best.plan, best.problem, chosen=planned.chosen, measurement=found)
+        return self._with_record(fitted, planned, knob, said, more)
 
     def _plain_fitted(self, planned: PlannedSide | None, knob: KnobSide) -> Fitted:
         """Plain PyTorch's step, since whatever was compiled differs from it."""
-        setting, trials = self.setting, () if planned is None else planned.state.trials
-        step = PlainStep(setting.model, setting.loss)
-        measured = setting.run_plain(step, knob.budget_bytes)
-        plain = PlainTrial(knob.budget_bytes, setting.used_bytes(measured), measured)
+        runs = self.runs
+        step = PlainStep(runs.model, runs.loss)
+        measured = runs.run_plain(step, knob.budget_bytes)
+        plain = PlainTrial(knob.budget_bytes, runs.used_bytes(measured), measured)
         said = plain_report(planned, knob, plain)
         logger.warning("%s", said)
-        said, seconds = f"{said} {setting.phases.words()}", dict(setting.phases.seconds)
-        return Fitted(step, None, None, trials, None, tuple(knob.tries), None, said, seconds, plain=plain)
+        return self._with_record(Fitted(step, plain=plain), planned, knob, said)
+
+    def _with_record(self, fitted: Fitted, planned: PlannedSide | None, knob: KnobSide, *said: str) -> Fitted:
+        """The outcome with all tries, the report and the seconds."""
+        phases = self.runs.phases
+        fitted.tries = () if planned is None else planned.state.trials
+        fitted.knob_tries = tuple(knob.tries)
+        fitted.report = " ".join(filter(None, (*said, phases.words())))
+        fitted.seconds = dict(phases.seconds)
+        return fitted
 
     def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
         """Measurement of the plan, with the curve of one more step; None where the profiler broke: the log has why.
@@ -350,7 +349,7 @@ class Fitter:
         The step is measured and there: nothing that happens here takes it away.
         """
         try:
-            with self.setting.phases.during(PLANS):
+            with self.runs.phases.during(PLANS):
                 timeline = self.profiled(best.step)
         except Exception as error:  # noqa: BLE001 - of a profiler, a driver, or the device's memory
             logger.warning("no curve of the step's memory: %s: %s", type(error).__name__, error)

@@ -17,24 +17,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
-from loadmaster.executor.memory.fit.beside import Work
+from loadmaster.executor.memory.fit.ahead.background import Work
 from loadmaster.executor.memory.fit.contest import WORTH_A_TRY, Offer
-from loadmaster.executor.memory.fit.costed import Costed
-from loadmaster.executor.memory.fit.fallback import fallback
+from loadmaster.executor.memory.fit.correction import (
+    IDLE_SHARE,
+    StepProblems,
+    allocator_reserve_bytes,
+    factors,
+    fallback,
+    has_left_overs,
+    is_idle,
+    launches_bind,
+    may_gain,
+)
 from loadmaster.executor.memory.fit.phases import PLANNING, PLANS
-from loadmaster.executor.memory.fit.reserve import allocator_reserve_bytes, has_left_overs
-from loadmaster.executor.memory.fit.setting import Setting
-from loadmaster.executor.memory.fit.state import Candidate, Proposal, State
+from loadmaster.executor.memory.fit.trial_runs import TrialRuns
 from loadmaster.executor.memory.fit.trials import (
+    Candidate,
     Correction,
+    Proposal,
+    State,
     Trial,
     broken,
     describe,
-    factors,
     infeasible,
-    launches_bind,
 )
 from loadmaster.executor.memory.fit.values import Comparison, Difference
+from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.timeline import record
 from loadmaster.models.kinds import check_plan
 from loadmaster.models.memory.checker import Check
@@ -46,7 +55,6 @@ Planner = Callable[..., MemoryPlan]
 
 logger = logging.getLogger(__name__)
 
-IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
 # No first plan of those recorded under benchmarks/results took less than 0.89 of the time it was planned to take,
 # except one of RoBERTa's, which took 0.82.
 PESSIMISM = 0.15
@@ -69,8 +77,8 @@ class PlannedSide:
 
     def __init__(
         self,
-        setting: Setting,
-        costed: Costed,
+        runs: TrialRuns,
+        problems: StepProblems,
         planner: Planner,
         budget_bytes: int,
         most: int,
@@ -79,7 +87,7 @@ class PlannedSide:
         alone: bool,
         on_try: Callable[[Trial], None] | None,
     ) -> None:
-        self.setting, self.costed, self.planner, self.most = setting, costed, planner, most
+        self.runs, self.problems, self.planner, self.most = runs, problems, planner, most
         self.soon = soon and _takes_limit(planner)
         self.alone, self.on_try = alone, on_try
         self.state = State(budget_bytes, self._first(budget_bytes))
@@ -104,6 +112,11 @@ class PlannedSide:
         return min(kept, key=lambda i: (self.state.trials[i].measured.step_us, -i), default=None)
 
     @property
+    def best_step(self) -> PlannedStep | None:
+        """Step of the chosen plan; None where no plan kept the budget."""
+        return None if self.chosen is None else self.state.candidates[self.chosen].step
+
+    @property
     def best_us(self) -> float | None:
         """Step time of the chosen plan; None where no plan kept the budget."""
         if self.chosen is None:
@@ -119,7 +132,7 @@ class PlannedSide:
         """Have the next plan made, while other sides try theirs."""
         if self._lacks_a_plan and self._asked is None and not self.alone:
             problem = self._problem(self.state)
-            self._asked = problem, self.setting.beside.begin(lambda: self._plan(problem))
+            self._asked = problem, self.runs.background.begin(lambda: self._plan(problem))
 
     def is_at_work(self) -> bool:
         """Return whether the planner still works on the next plan."""
@@ -156,8 +169,8 @@ class PlannedSide:
         return self.failed or broken(self.state.trials)
 
     def _is_ready(self, plan: MemoryPlan) -> bool:
-        self.setting.ahead.plan(plan, self.setting.options.implementations)
-        return not self.setting.ahead.is_pending(plan)
+        self.runs.ahead.plan(plan, self.runs.options.implementations)
+        return not self.runs.ahead.is_pending(plan)
 
     def _is_new(self, proposal: Proposal) -> bool:
         return all(c.plan.schedule != proposal.plan.schedule for c in self.state.candidates)
@@ -175,16 +188,19 @@ class PlannedSide:
             self.failed, self._done = error, True
             return
         if is_new and self.chosen == len(self.state.trials) - 1:
-            compared = self.setting.compared(self.state.candidates[-1].step)
+            compared = self.runs.compared(self.state.candidates[-1].step)
             if compared.differs is not None:
                 self.differs, self._done = compared.differs, True
                 self._refused.add(len(self.state.trials) - 1)
                 return
             self.compared = compared
         latest, corrected = self.state.trials[-1], self._corrected(self.state, proposal.verdict)
-        may_gain = _may_gain(proposal, latest.correction, corrected.correction) or _is_idle(latest, proposal.verdict)
-        may_gain = may_gain or (self.soon and len(self.state.trials) == 1 and _ran_out_of_time(proposal.plan))
-        self._done = latest.kept and not (is_new and may_gain)
+        is_worth_another = (
+            may_gain(proposal.problem, proposal.verdict, latest.correction, corrected.correction)
+            or is_idle(latest, proposal.verdict)
+            or (self.soon and len(self.state.trials) == 1 and _ran_out_of_time(proposal.plan))
+        )
+        self._done = latest.kept and not (is_new and is_worth_another)
         if not self._done:
             self.state = corrected
 
@@ -209,14 +225,14 @@ class PlannedSide:
                     raise
                 raise infeasible(*state.refused, state.trials) from error
             finally:
-                self.setting.phases.beside_s += 0.0 if work is None else work.beside_s
+                self.runs.phases.beside_s += 0.0 if work is None else work.beside_s
             if plan.schedule is not None:
                 return state, Proposal(problem, plan, _expect_valid(problem, plan))
             if state.margin_bytes:
                 state = replace(state, correction=state.correction.plus(-state.margin_bytes), margin_bytes=0)
                 continue
             refused = plan, state.correction.resident_bytes
-            looser = fallback(state.correction, plan, state.trials, self.setting.reserve_bytes)
+            looser = fallback(state.correction, plan, state.trials, self.runs.reserve_bytes)
             if looser is None:
                 if state.kept:
                     return state, None
@@ -224,13 +240,13 @@ class PlannedSide:
             state = replace(state, refused=refused, correction=looser)
 
     def _problem(self, state: State) -> MemoryProblem:
-        return self.costed.problem(state.correction).with_budget(state.budget_bytes)
+        return self.problems.problem(state.correction).with_budget(state.budget_bytes)
 
     def _plan(self, problem: MemoryProblem) -> MemoryPlan:
-        with self.setting.phases.during(PLANNING):
+        with self.runs.phases.during(PLANNING):
             plan = _expect_plan(self._made(problem), self.state.budget_bytes)
         if plan.schedule is not None and self._lacks_a_plan:
-            self.setting.ahead.plan(plan, self.setting.options.implementations)
+            self.runs.ahead.plan(plan, self.runs.options.implementations)
         return plan
 
     def _made(self, problem: MemoryProblem) -> MemoryPlan:
@@ -243,12 +259,17 @@ class PlannedSide:
         """The state with one more trial: that of the plan, or the known one of a plan with the same schedule."""
         problem, plan = proposal.problem, proposal.plan
         known = next((c for c in state.candidates if c.plan.schedule == plan.schedule), None)
-        candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
+        if known is None:
+            step = self.runs.planned(plan)
+            measured = self.runs.run(step, plan.budget_bytes, PLANS, f"{problem.name}, the plan")
+            candidate = Candidate(step, plan, problem, measured)
+        else:
+            candidate = replace(known, problem=problem, plan=plan)
         measured, verdict = candidate.measured, proposal.verdict
-        used_bytes = self.setting.used_bytes(measured)
-        latest = Trial(state.budget_bytes, state.correction, verdict.peak_bytes, verdict.time_us, used_bytes, measured)
-        resident_bytes = latest.beside_bytes - self.setting.reserve_bytes
-        self.costed.learned = replace(self.costed.learned, resident_bytes=resident_bytes)
+        used_bytes = self.runs.used_bytes(measured)
+        latest = Trial(state.budget_bytes, used_bytes, measured, state.correction, verdict.peak_bytes, verdict.time_us)
+        resident_bytes = latest.beside_bytes - self.runs.reserve_bytes
+        self.problems.learned = replace(self.problems.learned, resident_bytes=resident_bytes)
         logger.info("%s", describe(latest))
         if self.on_try is not None:
             self.on_try(latest)
@@ -258,12 +279,12 @@ class PlannedSide:
         """The state with the correction of the next problem, after the latest trial."""
         latest, candidate = state.trials[-1], state.candidates[-1]
         correction = latest.correction
-        if not latest.kept or _is_idle(latest, verdict):
-            correction = replace(correction, resident_bytes=max(latest.beside_bytes, self.costed.least_bytes))
-        if self._is_off(latest):
+        if not latest.kept or is_idle(latest, verdict):
+            correction = replace(correction, resident_bytes=max(latest.beside_bytes, self.problems.least_bytes))
+        if abs(latest.time_error) > self.runs.time_tolerance:
             products, moves = self._factors(candidate, verdict)
             correction = replace(correction, products=products, moves=moves)
-            self.costed.learned = replace(self.costed.learned, products=products, moves=moves)
+            self.problems.learned = replace(self.problems.learned, products=products, moves=moves)
         # A plan that broke the budget again had other left-overs than those it was corrected by; so may the next.
         again = not latest.kept and sum(not t.kept for t in state.trials) > 1
         margin_bytes = latest.used_bytes - state.budget_bytes if again else 0
@@ -275,16 +296,11 @@ class PlannedSide:
         Another budget's plan took so much more than planned; this one's may take less, so that no more of it is set
         aside than may stay unused.
         """
-        learned = self.costed.learned
+        learned = self.problems.learned
         guessed = min(max(learned.resident_bytes, 0), int(IDLE_SHARE * budget_bytes))
-        if has_left_overs(self.setting.device):
-            guessed = max(guessed, allocator_reserve_bytes(self.costed.plain, budget_bytes))
-        return replace(learned, resident_bytes=guessed + self.setting.reserve_bytes)
-
-    def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> Candidate:
-        step = self.setting.planned(plan)
-        measured = self.setting.run(step, plan.budget_bytes, PLANS, f"{problem.name}, the plan")
-        return Candidate(step, plan, problem, measured)
+        if has_left_overs(self.runs.device):
+            guessed = max(guessed, allocator_reserve_bytes(self.problems.plain, budget_bytes))
+        return replace(learned, resident_bytes=guessed + self.runs.reserve_bytes)
 
     @property
     def _lacks_a_plan(self) -> bool:
@@ -307,17 +323,10 @@ class PlannedSide:
         not expected to be is no better.
         """
         if self.state.trials:
-            return 0.0 if self.state.kept else self.setting.time_tolerance
-        return PESSIMISM if self._was_profiled else 1.0
-
-    @property
-    def _was_profiled(self) -> bool:
-        """True if planned times were measured where kernels run alone; others bound nothing."""
-        options = self.setting.options
-        return self.setting.device.type == "cuda" and options.costs is None and options.hardware is None
-
-    def _is_off(self, latest: Trial) -> bool:
-        return abs(latest.time_error) > self.setting.time_tolerance
+            return 0.0 if self.state.kept else self.runs.time_tolerance
+        options = self.runs.options
+        was_profiled = self.runs.device.type == "cuda" and options.costs is None and options.hardware is None
+        return PESSIMISM if was_profiled else 1.0  # other times bound nothing
 
     def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
         """Factors that make the captured costs of the plan those that were measured.
@@ -326,12 +335,12 @@ class PlannedSide:
         both sorts, so that a step that is planned again with these factors is planned to take what it took.
         """
         assert candidate.plan.schedule is not None
-        planned = self.costed.shares_us(candidate.plan.schedule)
+        planned = self.problems.shares_us(candidate.plan.schedule)
         busy_us = max(candidate.measured.step_us - verdict.stall_us - verdict.cut_us, 0.0)
         measured = planned
-        if self.setting.device.type == "cuda":
-            resident_bytes = self.costed.captured.resident_bytes
-            timeline = self.setting.alone(candidate.step, lambda run: record(run, self.setting.device, resident_bytes))
+        if self.runs.device.type == "cuda":
+            resident_bytes = self.problems.captured.resident_bytes
+            timeline = self.runs.alone(candidate.step, lambda run: record(run, self.runs.device, resident_bytes))
             measured = [timeline.products_us, timeline.moves_us]
             if (warning := launches_bind(busy_us, sum(measured))) is not None:
                 logger.warning("%s", warning)
@@ -359,26 +368,6 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def _may_gain(proposal: Proposal, before: Correction, after: Correction) -> bool:
-    """Return whether corrected times may make another plan faster by what is worth a compilation.
-
-    Every plan computes the step once, whatever that takes; they differ in what they spend in addition, and are
-    ranked differently as far as one sort of kernels was off by more than the other. Copies overlap with all of it.
-    """
-    products, moves = after.products / before.products, after.moves / before.moves
-    if proposal.problem.may_offload:
-        return (products, moves) != (1.0, 1.0)
-    verdict = proposal.verdict
-    spent_us = verdict.recompute_us + verdict.stall_us + verdict.cut_us
-    return spent_us * (1.0 - min(products, moves) / max(products, moves)) > (1.0 - WORTH_A_TRY) * verdict.time_us
-
-
-def _is_idle(latest: Trial, verdict: Check) -> bool:
-    """Return whether the step spends time to save memory, and then leaves a good part of its planned peak unused."""
-    spends = verdict.recompute_us + verdict.stall_us + verdict.cut_us > 0
-    return latest.kept and spends and -latest.excess_bytes > IDLE_SHARE * latest.budget_bytes
 
 
 def _expect_plan(plan: object, budget_bytes: int) -> MemoryPlan:

@@ -1,18 +1,30 @@
-"""Trials of planned steps: one record each, how far off the plans were, and the words for a broken promise."""
+"""Steps that a fit tries, planned or as plain PyTorch runs them, and what each trial measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import nn
 
 from loadmaster.errors import BudgetError
+from loadmaster.executor.memory.run.apply import PlannedStep
+from loadmaster.executor.memory.run.knob_step import KnobStep
+from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.measure import Measurement
-from loadmaster.models.fit_record import TryRecord
+from loadmaster.executor.steps.step import Loss, Step
+from loadmaster.executor.steps.wrappers import own_module
+from loadmaster.models.fit_record import PlainTryRecord, TryRecord
+from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
 
 _MIB = 1 << 20
-# Of a step; the gaps between kernels that are launched in time take a few percent.
-_IDLE_DEVICE_SHARE = 0.15
+
+AnyStep = PlannedStep | KnobStep
+"""Compiled step that a fit tries."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +45,65 @@ class Correction:
         return replace(self, resident_bytes=self.resident_bytes + resident_bytes)
 
 
+class PlainStep(nn.Module):
+    """A training step as plain PyTorch runs it: ``loss = step(*batch)`` or ``step(**batch)``."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None = None) -> None:
+        super().__init__()
+        self.step = Step(own_module(model), loss)
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of one batch."""
+        batch = self.step.batch(Batch(args, kwargs))
+        return cast(torch.Tensor, self.step(*batch.args, **batch.kwargs))
+
+    def __repr__(self) -> str:
+        return f"<PlainStep of {type(self.step.model).__name__}>"
+
+
 @dataclass(frozen=True)
-class Trial:
-    """One plan and what running it measured.
+class StepTrial:
+    """One step and what running it measured.
 
     Attributes:
         budget_bytes: the user's.
-        correction: of the problem that was planned.
-        planned_peak_bytes, planned_us: as the checker replays the plan.
         used_bytes: what counts against the budget: the measured peak with the fragmentation reserve, or what the
             allocator reserved.
-        measured: the trial.
     """
 
     budget_bytes: int
-    correction: Correction
-    planned_peak_bytes: int
-    planned_us: float
     used_bytes: int
     measured: Measurement
 
     @property
     def kept(self) -> bool:
         """True if the step stayed within the budget."""
-        return self.used_bytes <= self.budget_bytes
+        return not self.measured.ran_out and self.used_bytes <= self.budget_bytes
+
+
+@dataclass(frozen=True)
+class PlainTrial(StepTrial):
+    """Plain PyTorch's step and what running it measured."""
+
+    @property
+    def record(self) -> PlainTryRecord:
+        """The trial as it is written to a file."""
+        found = self.measured
+        return PlainTryRecord(self.budget_bytes, self.used_bytes, found.peak_bytes, found.step_us, self.kept)
+
+
+@dataclass(frozen=True)
+class Trial(StepTrial):
+    """One plan and what running it measured.
+
+    Attributes:
+        correction: of the problem that was planned.
+        planned_peak_bytes, planned_us: as the checker replays the plan.
+    """
+
+    correction: Correction
+    planned_peak_bytes: int
+    planned_us: float
 
     @property
     def excess_bytes(self) -> int:
@@ -75,54 +122,62 @@ class Trial:
         return self.measured.step_us / self.planned_us - 1.0 if known else 0.0
 
     @property
-    def peak_error(self) -> float:
-        """Measured bytes over the planned peak, less one."""
-        return self.excess_bytes / self.planned_peak_bytes
+    def record(self) -> TryRecord:
+        """The trial as it is written to a file."""
+        return TryRecord(
+            budget_bytes=self.budget_bytes,
+            planned_peak_bytes=self.planned_peak_bytes,
+            planned_us=self.planned_us,
+            used_bytes=self.used_bytes,
+            peak_bytes=self.measured.peak_bytes,
+            step_us=self.measured.step_us,
+            kept=self.kept,
+            corrected_bytes=self.correction.resident_bytes,
+            ran_out=self.measured.ran_out,
+        )
 
 
-def recorded(tried: Trial) -> TryRecord:
-    """Record of a trial, as it is written to a file."""
-    return TryRecord(
-        budget_bytes=tried.budget_bytes,
-        planned_peak_bytes=tried.planned_peak_bytes,
-        planned_us=tried.planned_us,
-        used_bytes=tried.used_bytes,
-        peak_bytes=tried.measured.peak_bytes,
-        step_us=tried.measured.step_us,
-        kept=tried.kept,
-        corrected_bytes=tried.correction.resident_bytes,
-        ran_out=tried.measured.ran_out,
-    )
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A step that was run, and what it measured."""
+
+    step: PlannedStep
+    plan: MemoryPlan
+    problem: MemoryProblem
+    measured: Measurement
 
 
-def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[float]) -> tuple[float, float]:
-    """Factors of the times of library kernels and of all others.
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A plan to run, and how the checker replays it."""
 
-    Args:
-        busy_us: what both took together in a step that nobody profiled.
-        measured_us: library kernels and all others in a profiled step: their shares count.
-        planned_us: the same two sums as planned without factors.
+    problem: MemoryProblem
+    plan: MemoryPlan
+    verdict: Check
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """State of fitting a step to one budget.
+
+    Attributes:
+        budget_bytes: what the step must keep.
+        correction: of the next problem, ``margin_bytes`` among its resident bytes: they go first where no plan fits.
+        trials, candidates: what was run so far, in order.
+        refused: the last plan that was infeasible, and what was resident in addition to the captured bytes then.
     """
-    total = sum(measured_us)
-    pairs = zip(measured_us, planned_us, strict=True)
-    products, moves = (busy_us * m / total / p if m > 0 and p > 0 and busy_us > 0 else 1.0 for m, p in pairs)
-    return products, moves
 
+    budget_bytes: int
+    correction: Correction
+    margin_bytes: int = 0
+    trials: tuple[Trial, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    refused: tuple[MemoryPlan, int] | None = None
 
-def launches_bind(step_us: float, kernels_us: float) -> str | None:
-    """Warning about a step that takes much longer than its kernels; None for any other.
-
-    Args:
-        step_us: without waits for copies.
-        kernels_us: of all kernels together.
-    """
-    idle_us = step_us - kernels_us
-    if idle_us <= _IDLE_DEVICE_SHARE * step_us:
-        return None
-    return (
-        f"the device is idle for {idle_us / 1e3:.1f} of {step_us / 1e3:.1f} ms: the processor takes longer to launch "
-        'this step\'s kernels than they run. A larger batch or mode="reduce-overhead" hides that.'
-    )
+    @property
+    def kept(self) -> bool:
+        """True if some step kept the budget."""
+        return any(t.kept for t in self.trials)
 
 
 def describe(tried: Trial) -> str:

@@ -1,9 +1,9 @@
 """Comparison of a step that is to be handed out with one step of plain PyTorch: loss, gradients and buffers.
 
 What is compared is the step itself where it draws no random numbers, else its two graphs, operator by operator, with
-the same draws (:mod:`~loadmaster.executor.memory.fit.by_operator`). Where plain PyTorch's step has no room on the
-device, what it keeps for its backward pass is stored in host memory; where that does not help, the first rows of the
-batch are compared.
+the same draws (:class:`~loadmaster.executor.memory.fit.same_draws.ByOperator`). Where plain PyTorch's step has no room
+on the device, what it keeps for its backward pass is stored in host memory; where that does not help, the first rows of
+the batch are compared.
 
 A value may be off by a share that its precision explains (:data:`ALLOWED`). One that is off by more is looked at once
 more: by how much plain PyTorch's own moves from step to step, and where each parameter is moved a little
@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from loadmaster.executor.memory.fit.any_step import AnyStep
-from loadmaster.executor.memory.fit.by_operator import ByOperator
 from loadmaster.executor.memory.fit.phases import CHECKING, Phases
-from loadmaster.executor.memory.fit.same_draws import SameDraws
+from loadmaster.executor.memory.fit.same_draws import ByOperator, SameDraws
+from loadmaster.executor.memory.fit.trials import AnyStep
 from loadmaster.executor.memory.fit.values import (
     LOSS,
     Comparison,

@@ -6,7 +6,7 @@ import pytest
 
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
-from loadmaster.executor.memory.fit import setting
+from loadmaster.executor.memory.fit import trial_runs
 from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.fitter import Fitter
 from tests.executor.memory.fit.fakes import FakeRuns, Told, fake_trials
@@ -16,7 +16,7 @@ from tests.executor.memory.models import mlp_case
 
 @pytest.fixture(scope="module")
 def problem():
-    return Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu"))).captured.problem()
+    return Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu"))).capture().captured.problem()
 
 
 @pytest.fixture
@@ -43,5 +43,5 @@ def helpers(monkeypatch):
 def runs(monkeypatch, problem):
     fake = FakeRuns(problem)
     fake_trials(monkeypatch, fake)
-    monkeypatch.setattr(setting.Setting, "times_us", lambda _self, step: fake.times_us(step))
+    monkeypatch.setattr(trial_runs.TrialRuns, "times_us", lambda _self, step: fake.times_us(step))
     return fake

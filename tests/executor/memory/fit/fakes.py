@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from loadmaster.executor import KnobStep
-from loadmaster.executor.memory.fit import setting
+from loadmaster.executor.memory.fit import trial_runs
 from loadmaster.executor.memory.fit.ahead.job import Job
 from loadmaster.executor.memory.fit.values import Comparison
 from loadmaster.executor.steps.measure import Measurement
@@ -18,8 +18,8 @@ PLAN_US = 100.0
 
 def fake_trials(monkeypatch, trial):
     """Measure steps by this from now on. Nobody compiles them, and nothing can be compared with plain PyTorch's."""
-    monkeypatch.setattr(setting, "run_trial", trial)
-    monkeypatch.setattr(setting.Setting, "compared", lambda _self, _step: Comparison(""))
+    monkeypatch.setattr(trial_runs, "run_trial", trial)
+    monkeypatch.setattr(trial_runs.TrialRuns, "compared", lambda _self, _step: Comparison(""))
 
 
 class FakeRuns:

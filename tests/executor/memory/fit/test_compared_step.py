@@ -12,10 +12,10 @@ from torch import nn
 from loadmaster.executor import KnobStep, apply, capture, fit
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
-from loadmaster.executor.memory.fit import setting, verify
+from loadmaster.executor.memory.fit import trial_runs, verify
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.phases import Phases
-from loadmaster.executor.memory.fit.plain_step import PlainStep
+from loadmaster.executor.memory.fit.trials import PlainStep
 from loadmaster.executor.memory.fit.values import LOSS, Comparison, Difference, differences
 from loadmaster.executor.memory.fit.verify import Verifier, first_rows
 from loadmaster.executor.steps import drawn_once
@@ -322,9 +322,8 @@ def test_first_rows_of_what_has_as_many():
 def hold_back(monkeypatch, kind):
     """As if every step of a kind differed."""
     wrong = Comparison(f"{OFF}.", OFF)
-    monkeypatch.setattr(
-        setting.Setting, "compared", lambda _self, step: wrong if isinstance(step, kind) else Comparison("Compared.")
-    )
+    found = Comparison("Compared.")
+    monkeypatch.setattr(trial_runs.TrialRuns, "compared", lambda _, step: wrong if isinstance(step, kind) else found)
 
 
 def fitted_by_hand(budget, **options):
@@ -345,7 +344,7 @@ def test_plain_pytorch_is_taken_where_both_differ(monkeypatch, runs, budget, cap
     runs.curve = halves(budget)
     hold_back(monkeypatch, nn.Module)
     monkeypatch.setattr(
-        setting.Setting, "run_plain", lambda _self, _step, budget: setting.ran_out(torch.device("cpu"), budget)
+        trial_runs.TrialRuns, "run_plain", lambda _self, _step, budget: trial_runs.ran_out(torch.device("cpu"), budget)
     )
     fitted = fitted_by_hand(budget)
     assert isinstance(fitted.step, PlainStep) and not fitted.plain.kept

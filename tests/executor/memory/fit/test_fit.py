@@ -15,10 +15,10 @@ from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import planned
+from loadmaster.executor.memory.fit.correction import LARGE_BYTES, allocator_reserve_bytes, factors, launches_bind
 from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
-from loadmaster.executor.memory.fit.trials import Correction, Trial, describe, factors, launches_bind
+from loadmaster.executor.memory.fit.trials import Correction, Trial, describe
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
@@ -461,7 +461,7 @@ def test_a_model_for_several_ranks_is_fitted_by_one_of_them():
         with pytest.raises(InputError, match=rf"every rank.*less the {buckets} bytes of DDP's buckets"):
             Fitter(ddp, inputs, loss)
         fitter = Fitter(model, inputs, loss, CaptureOptions(backend="eager"), repeats=1)
-        budget = halfway(fitter.captured.problem())
+        budget = halfway(fitter.capture().captured.problem())
         fitted = fitter.fit(HandPlanner(step=1), budget, tries=2)
         apply(fitted.plan, ddp, loss, backend="eager")(*inputs).backward()
     finally:
@@ -495,12 +495,12 @@ def test_the_reserve_by_hand(problem):
 
 def test_errors_of_a_trial_by_hand():
     def tried(planned, used, planned_us, step_us):
-        return Trial(100, Correction(), planned, planned_us, used, Measurement(used, 0, step_us, used, used))
+        return Trial(100, used, Measurement(used, 0, step_us, used, used), Correction(), planned, planned_us)
 
     under, over = tried(100, 90, 10.0, 11.0), tried(80, 120, 10.0, 8.0)
     assert (under.kept, over.kept) == (True, False)
     assert (under.time_error, over.time_error) == (pytest.approx(0.1), pytest.approx(-0.2))
-    assert (under.peak_error, over.peak_error) == (pytest.approx(-0.1), pytest.approx(0.5))
+    assert (under.excess_bytes, over.excess_bytes) == (-10, 40)
     assert replace(under, measured=Measurement(200, 0, 0.0, 200, 200, ran_out=True)).time_error == 0.0
     assert "exceeded by" in describe(over)
 
@@ -514,7 +514,7 @@ def test_a_real_step_keeps_its_budget_and_leaves_the_model_alone(gradients_held)
     gradients = [(p.grad, p.grad.clone()) for p in model.parameters()]
     generator = torch.get_rng_state()
     fitter = Fitter(model, inputs, loss, CaptureOptions(backend="eager", gradients_held=gradients_held), repeats=1)
-    budget = halfway(fitter.captured.problem())
+    budget = halfway(fitter.capture().captured.problem())
     fitted = fitter.fit(HandPlanner(step=1), budget)
     assert fitted.measured.peak_bytes <= budget
     assert torch.equal(torch.get_rng_state(), generator)
@@ -574,7 +574,7 @@ def test_a_step_on_cuda_keeps_its_budget(fragmentation_reserve_bytes):
         model, inputs, loss = convnet_case(dtype=torch.float32, batch=64, size=64, channels=64, blocks=4)
     model, inputs = model.cuda(), tuple(t.cuda() for t in inputs)
     fitter = Fitter(model, inputs, loss, fragmentation_reserve_bytes=fragmentation_reserve_bytes)
-    budget = halfway(fitter.captured.problem())
+    budget = halfway(fitter.capture().captured.problem())
     fitted = fitter.fit(HandPlanner(step=1), budget)
     assert fitted.tries[fitted.chosen].used_bytes <= budget
     timeline = fitter.profiled(fitted.step)

@@ -15,10 +15,9 @@ from loadmaster.executor import KnobStep, PlannedStep
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import fitter as fitting
-from loadmaster.executor.memory.fit import setting
+from loadmaster.executor.memory.fit import trial_runs
 from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.fit.planned import PlannedSide
 from loadmaster.models.fit_record import load_fit
 from tests.executor.memory.fit.fakes import PLAN_US, halves
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
@@ -202,7 +201,7 @@ def test_what_a_failed_plan_held_is_free_when_others_are_measured(runs, budget, 
         held.append(weakref.ref(activation))
         raise RuntimeError("operands of two types")
 
-    monkeypatch.setattr(PlannedSide, "_run", fails)
+    monkeypatch.setattr(trial_runs.TrialRuns, "planned", fails)
     runs.curve = halves(budget)
     fitted = fitter().fit(HandPlanner(step=1), budget)
     assert fitted.knob == 0.5 and "RuntimeError: operands of two types" in fitted.report
@@ -290,7 +289,7 @@ def test_on_cuda_the_budget_of_the_knob_is_kept_and_found_again():
     with torch.device("cuda"):
         model, inputs, loss = transformer_case(dtype=torch.float32, batch=64, tokens=128, layers=4)
     model, inputs = model.cuda(), tuple(t.cuda() for t in inputs)
-    peaks = {k: setting.run_trial(s, s.step, inputs) for k in (1.0, 0.5) if (s := KnobStep(model, loss, knob=k))}
+    peaks = {k: trial_runs.run_trial(s, s.step, inputs) for k in (1.0, 0.5) if (s := KnobStep(model, loss, knob=k))}
     budget = min(found.peak_bytes for found in peaks.values())
     for _ in range(2):
         fitted = fit(model, inputs, loss, budget_bytes=budget, planner=HandPlanner(step=8))
@@ -309,7 +308,7 @@ def test_real_steps_compiled_and_measured():
     expected = torch.autograd.grad(
         model(*inputs) if loss is None else loss(model(inputs[0]), inputs[1]), [*model.parameters()]
     )
-    problem = Fitter(model, inputs, loss, CaptureOptions(costs=roofline("cpu"))).captured.problem()
+    problem = Fitter(model, inputs, loss, CaptureOptions(costs=roofline("cpu"))).capture().captured.problem()
     budget = (keep_everything_peak(problem) * 3 + keep_nothing_peak(problem)) // 4
     fitted = fit(model, inputs, loss, budget_bytes=budget, planner=HandPlanner(step=1), tries=2, knob_tries=3)
     assert fitted.measured.peak_bytes <= budget

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadmaster.executor.memory.fit.knob_search import SPREAD, Probe, at_least_us, expected_us, next_knob
+from loadmaster.executor.memory.fit.knob import SPREAD, Probe, at_least_us, expected_us, next_knob
 
 TRIES = 4
 GRID = [k / 100 for k in range(101)]

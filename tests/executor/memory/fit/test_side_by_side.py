@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loadmaster.executor import apply, capture, measure
-from loadmaster.executor.memory.fit.side_by_side import side_by_side
+from loadmaster.executor.memory.fit.report import side_by_side
 from loadmaster.executor.steps.timeline import record
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import convnet_case

@@ -10,7 +10,7 @@ import pytest
 from loadmaster.errors import LimitReachedError
 from loadmaster.executor import fit
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.fit import tuning
+from loadmaster.executor.memory.fit import fitted as outcome
 from loadmaster.executor.memory.fit.planned import SOON_S
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.statements import overhead_gap
@@ -46,7 +46,7 @@ class Patient(HandPlanner):
 def begin(runs, helpers, budget, monkeypatch):
     """A fit with this planner, where torch.compile's own partition never keeps the budget."""
     runs.curve = lambda knob: (1 << 60, 1.0)
-    monkeypatch.setattr(tuning, "MOST_SHARE", float("inf"))  # training has gone on for long
+    monkeypatch.setattr(outcome, "MOST_SHARE", float("inf"))  # training has gone on for long
 
     def begin(planner, **options):
         model, batch, loss = mlp_case()

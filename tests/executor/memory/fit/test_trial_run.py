@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from loadmaster.executor.memory.fit.trial_run import run_trial, runner, unchanged
+from loadmaster.executor.memory.fit.trial_runs import run_trial, runner, unchanged
 from loadmaster.executor.steps.step import Step
 
 

@@ -14,11 +14,11 @@ from loadmaster.errors import CheckFailedError, InputError
 from loadmaster.executor import KnobStep, PlannedStep, apply, fit
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
-from loadmaster.executor.memory.fit import tuning
+from loadmaster.executor.memory.fit import fitted as outcome
 from loadmaster.executor.memory.fit.ahead import ahead
+from loadmaster.executor.memory.fit.fitted import TunedStep
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.phases import Phases
-from loadmaster.executor.memory.fit.tuned_step import TunedStep
 from tests.executor.memory.fit.fakes import halves
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case, transformer_case
@@ -38,7 +38,7 @@ def clock(monkeypatch):
             return self.now_s
 
     found = Clock()
-    monkeypatch.setattr(tuning, "time", found)
+    monkeypatch.setattr(outcome, "time", found)
     return found
 
 
@@ -97,11 +97,11 @@ def test_training_begins_with_the_plan_and_goes_on_with_what_is_faster(begun, ru
     fitted, batch = begun
     step = fitted.step
     assert isinstance(step, TunedStep) and isinstance(step.now, PlannedStep) and fitted.knob is None
-    assert tuning.MORE in fitted.report and "The plan measured" in fitted.report
+    assert outcome.MORE in fitted.report and "The plan measured" in fitted.report
     train(fitted, batch, clock, helpers)
     assert isinstance(step.now, KnobStep) and fitted.step is step.now and fitted.knob == 0.5
     assert fitted.plan is None and len(fitted.knob_tries) == len(runs.knobs) and len(fitted.tries) == 1
-    assert tuning.MORE not in fitted.report and "activation_memory_budget 0.5" in fitted.report
+    assert outcome.MORE not in fitted.report and "activation_memory_budget 0.5" in fitted.report
     assert all(h.is_gone for h in helpers)
 
 
@@ -178,7 +178,7 @@ def test_what_breaks_a_try_ends_the_tries_and_not_the_training(begun, runs, help
     def broken(*_args):
         raise CheckFailedError("the planner's plan breaks its problem")
 
-    monkeypatch.setattr(tuning, "next_try", broken)
+    monkeypatch.setattr(outcome, "next_try", broken)
     with caplog.at_level(logging.WARNING):
         train(fitted, batch, clock, helpers)
     assert isinstance(fitted.step, PlannedStep) and all(h.is_gone for h in helpers)
@@ -268,19 +268,19 @@ def test_all_is_tried_first(runs, helpers, budget, monkeypatch, ranks, why):
         time_tolerance=1e9,
         **more,
     )
-    assert fitted.is_final and tuning.MORE not in fitted.report
+    assert fitted.is_final and outcome.MORE not in fitted.report
     assert fitted.finish() is fitted
 
 
 @pytest.mark.slow
 def test_real_steps_have_the_gradients_of_plain_pytorch_all_along(monkeypatch):
     monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH)
-    monkeypatch.setattr(tuning, "MOST_SHARE", WAIT)
+    monkeypatch.setattr(outcome, "MOST_SHARE", WAIT)
     model, inputs, loss = transformer_case(dtype=torch.float32, batch=4, tokens=32, layers=1)
     expected = torch.autograd.grad(
         model(*inputs) if loss is None else loss(model(inputs[0]), inputs[1]), [*model.parameters()]
     )
-    problem = Fitter(model, inputs, loss, CaptureOptions(costs=roofline("cpu"))).captured.problem()
+    problem = Fitter(model, inputs, loss, CaptureOptions(costs=roofline("cpu"))).capture().captured.problem()
     budget = (keep_everything_peak(problem) * 3 + keep_nothing_peak(problem)) // 4
     fitted = fit(model, inputs, loss, budget_bytes=budget, planner=loadmaster.plan, knob_tries=1)
     steps = 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from loadmaster.executor.memory.fit import vector_isas
+from loadmaster.executor.memory.fit.ahead import vector_isas
 
 ASKED_BY_PYTORCH = """
 from torch._inductor import cpu_vec_isa
@@ -20,7 +20,7 @@ ASKED_AHEAD = f"""
 import torch
 from torch import fx
 from torch._inductor import cpu_vec_isa
-from loadmaster.executor.memory.fit import vector_isas
+from loadmaster.executor.memory.fit.ahead import vector_isas
 graph = fx.Graph()
 node = graph.call_function(torch.ones, (2,))
 node.meta["example_value"] = torch.ones(2)

@@ -10,7 +10,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory.fit.trial_run import run_trial
+from loadmaster.executor.memory.fit.trial_runs import run_trial
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.run.emission import emit

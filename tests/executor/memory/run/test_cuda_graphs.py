@@ -13,9 +13,9 @@ from loadmaster.errors import InputError
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions, capture
-from loadmaster.executor.memory.fit import setting
+from loadmaster.executor.memory.fit import trial_runs
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.fit.setting import Setting
+from loadmaster.executor.memory.fit.trial_runs import TrialRuns
 from loadmaster.executor.steps.cuda_graphs import why_not
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.executor.steps.timeline import Span, Timeline
@@ -123,15 +123,15 @@ def fitter():
 def test_fit_counts_kernels_where_graphs_are_to_come(fitter, monkeypatch):
     """Not their launches, which graphs leave out; nor copies to the host, which run beside."""
     spans = (Span("gemm", 0, 0.0, 30.0), Span("triton_poi_add", 0, 30.0, 12.0), Span("Memcpy HtoD", 1, 0.0, 9e9))
-    monkeypatch.setattr(Setting, "counts_kernels", True)
-    monkeypatch.setattr(setting, "record", lambda *_: Timeline("cuda", spans, ((0.0, 0),)))
-    fitted = fitter.fit(HandPlanner(), keep_nothing_peak(fitter.costed.plain) * 2, tries=1)
+    monkeypatch.setattr(TrialRuns, "counts_kernels", True)
+    monkeypatch.setattr(trial_runs, "record", lambda *_: Timeline("cuda", spans, ((0.0, 0),)))
+    fitted = fitter.fit(HandPlanner(), keep_nothing_peak(fitter.capture().plain) * 2, tries=1)
     assert [tried.measured.step_us for tried in fitted.tries] == [42.0]
     assert "These times are of kernels alone. In mode reduce-overhead it measured" in fitted.report
 
 
 def test_fit_gives_the_winner_in_the_mode(fitter):
-    budget_bytes = keep_nothing_peak(fitter.costed.plain) * 2
+    budget_bytes = keep_nothing_peak(fitter.capture().plain) * 2
     fitted = fitter.fit(HandPlanner(), budget_bytes, tries=1)
     assert fitted.step.planned.mode == "reduce-overhead" and fitted.step.plans == (fitted.plan,)
     assert "In mode reduce-overhead it measured" in fitted.report
@@ -139,7 +139,7 @@ def test_fit_gives_the_winner_in_the_mode(fitter):
 
 @pytest.mark.parametrize("why", ["too large", "broken"])
 def test_fit_leaves_the_mode_where_it_does_not_work(fitter, monkeypatch, why):
-    budget_bytes = keep_nothing_peak(fitter.costed.plain) * 2
+    budget_bytes = keep_nothing_peak(fitter.capture().plain) * 2
 
     def run(_self, step, *_args):
         records = step.planned.mode != "default"
@@ -148,7 +148,7 @@ def test_fit_leaves_the_mode_where_it_does_not_work(fitter, monkeypatch, why):
         used_bytes = budget_bytes + records
         return Measurement(used_bytes, 0, 100.0, used_bytes, used_bytes)
 
-    monkeypatch.setattr(Setting, "run", run)
+    monkeypatch.setattr(TrialRuns, "run", run)
     fitted = fitter.fit(HandPlanner(), budget_bytes, tries=1)
     assert fitted.step.planned.mode == "default"
     assert "and runs without" in fitted.report
@@ -204,6 +204,6 @@ def test_fit_in_the_mode_keeps_the_budget():
     model = Noisy().cuda()
     batch = (torch.randn(4096, 64).cuda(), torch.randn(4096, 64).cuda())
     fitter = Fitter(model, batch, nn.MSELoss(), mode="reduce-overhead")
-    budget_bytes = keep_nothing_peak(fitter.costed.plain) * 2
+    budget_bytes = keep_nothing_peak(fitter.capture().plain) * 2
     fitted = fitter.fit(HandPlanner(), budget_bytes, tries=1, knob_tries=1)
     assert "In mode reduce-overhead it measured" in fitted.report, fitted.report

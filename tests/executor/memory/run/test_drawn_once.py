@@ -16,7 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
 
 from loadmaster.executor import KnobStep, apply, capture
-from loadmaster.executor.memory.fit.by_operator import ByOperator
+from loadmaster.executor.memory.fit.same_draws import ByOperator
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.steps.drawn_once import LEAST_BUDGET, TENSORS_SAVED, KeptDraws, keep_draws
 from loadmaster.executor.steps.one_graph.patched import patched

@@ -1,1 +1,1 @@
-"""Compiling ahead: work that a fit gives to processes of their own."""
+"""Work ahead of a fit: plans in a thread of their own, compilations in processes of their own."""

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from loadmaster.executor.memory.fit.ahead.background import cores
 from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job, Part
-from loadmaster.executor.memory.fit.beside import cores
 from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
 from loadmaster.executor.steps.step_graph import tensors

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from loadmaster.executor.memory.fit import vector_isas
+from loadmaster.executor.memory.fit.ahead import vector_isas
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import inductor, lowered_only, report_strides

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import loadmaster
-from loadmaster.executor.memory.fit.knob_search import Probe
-from loadmaster.executor.memory.fit.setting import Setting
+from loadmaster.executor.memory.fit.knob import Probe
+from loadmaster.executor.memory.fit.trial_runs import TrialRuns
 from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.executor.steps.guards import guards_of
 from loadmaster.executor.steps.resident import optimizer_state_bytes
@@ -59,23 +59,23 @@ class Kept:
         return replace(self, knobs=others if knob is None else {**others, str(budget): (budget_bytes, knob)})
 
 
-def path_of(setting: Setting) -> Path:
+def path_of(runs: TrialRuns) -> Path:
     """Path of the file that keeps the record of this step."""
-    step, options = Step(setting.model, setting.loss), setting.options
-    guards = guards_of(setting.model, step.batch(setting.batch))
-    modules = {type(m) for m in setting.model.modules()}
+    step, options = Step(runs.model, runs.loss), runs.options
+    guards = guards_of(runs.model, step.batch(runs.batch))
+    modules = {type(m) for m in runs.model.modules()}
     said = {
         "loadmaster": f"{loadmaster.__version__}, {RECORD}",
         "torch": torch.__version__,
-        "device": _device(setting.device),
-        "model": repr(setting.model),
-        "loss": _code(setting.loss),
+        "device": _device(runs.device),
+        "model": repr(runs.model),
+        "loss": _code(runs.loss),
         "code": sorted(_code(kind.forward) for kind in modules),
         "guards": sorted(guards.items()),
         "state_bytes": 0 if options.optimizer is None else optimizer_state_bytes(options.optimizer),
         "options": (options.gradients_held, repr(options.host_link), repr(options.implementations)),
-        "mode": setting.mode,
-        "fragmentation": setting.fragmentation_reserve_bytes,
+        "mode": runs.mode,
+        "fragmentation": runs.fragmentation_reserve_bytes,
     }
     return kept_path(ROOM, *(f"{name}: {value}" for name, value in said.items()))
 

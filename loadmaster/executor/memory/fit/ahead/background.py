@@ -2,7 +2,7 @@
 
 The solver is a process of its own, so that its search and a compilation hardly meet: of the planner, this process runs
 what states problems and checks plans. Without cores to spare, work waits until its result is asked for, and runs there.
-What is timed is timed alone: :meth:`Beside.settle` waits until nothing runs in the background.
+What is timed is timed alone: :meth:`Background.settle` waits until nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Work(Generic[Found]):
         self._unwanted = threading.Event()
         self._began = time.perf_counter()
         # A daemon: a program that ends takes it along.
-        self._thread = threading.Thread(target=self._run, name="loadmaster-beside", daemon=True) if apart else None
+        self._thread = threading.Thread(target=self._run, name="loadmaster-background", daemon=True) if apart else None
         if self._thread is not None:
             self._thread.start()
 
@@ -96,7 +96,7 @@ class Work(Generic[Found]):
         self.took_s = time.perf_counter() - began
 
 
-class Beside:
+class Background:
     """One piece of background work at a time, next to what the main thread does."""
 
     def __init__(self) -> None:

@@ -13,8 +13,9 @@ from loadmaster.errors import BudgetError, CancelledError, InputError
 from loadmaster.executor import KnobStep
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
-from loadmaster.executor.memory.fit import beside, phases
-from loadmaster.executor.memory.fit.beside import Beside, Work
+from loadmaster.executor.memory.fit import phases
+from loadmaster.executor.memory.fit.ahead import background
+from loadmaster.executor.memory.fit.ahead.background import Background, Work
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
@@ -29,8 +30,8 @@ LONG_S = 120  # for a machine with much to do: nothing waits so long unless it i
 @pytest.fixture
 def many_cores(monkeypatch):
     """Enough of them, and no head start."""
-    monkeypatch.setattr(beside, "cores", lambda: beside.LEAST_CORES)
-    monkeypatch.setattr(beside, "HEAD_START_S", 0.0)
+    monkeypatch.setattr(background, "cores", lambda: background.LEAST_CORES)
+    monkeypatch.setattr(background, "HEAD_START_S", 0.0)
 
 
 def test_what_is_worked_out_apart_is_there_when_it_is_asked_for():
@@ -50,9 +51,9 @@ def test_what_is_worked_out_apart_is_there_when_it_is_asked_for():
 
 
 def test_without_cores_to_spare_it_runs_where_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(beside, "cores", lambda: 2)
+    monkeypatch.setattr(background, "cores", lambda: 2)
     ran = []
-    work = Beside().begin(lambda: ran.append(threading.get_ident()))
+    work = Background().begin(lambda: ran.append(threading.get_ident()))
     assert not ran and not work.is_pending()
     assert work.result() is None and work.result() is None
     assert ran == [threading.get_ident()] and work.beside_s == 0.0
@@ -68,7 +69,7 @@ def until_cancelled():
 
 @pytest.mark.usefixtures("many_cores")
 def test_what_is_not_wanted_any_more_is_told():
-    one = Beside()
+    one = Background()
     first = one.begin(until_cancelled)
     second = one.begin(until_cancelled)  # one at a time
     assert first.result() == "cancelled" and one.is_busy()
@@ -150,7 +151,7 @@ def test_the_knob_is_compiled_while_plans_are_made_and_timed_after(runs, budget,
 
 
 def test_with_two_cores_one_comes_after_the_other(runs, budget, monkeypatch):
-    monkeypatch.setattr(beside, "cores", lambda: 2)
+    monkeypatch.setattr(background, "cores", lambda: 2)
     threads = []
 
     def planned(problem):
