@@ -124,7 +124,7 @@ class KindDocuments(Generic[ProblemT, PlanT]):
     problem: type[ProblemT]
     plan: type[PlanT]
     check_problem: Callable[[ProblemT], None]
-    check_plan: Callable[[PlanT], None]
+    check_plan: Callable[[PlanT], None] | None = None
 
     def read_problem(self, document: Document) -> ProblemT:
         """Read a problem from its document.
@@ -147,7 +147,8 @@ class KindDocuments(Generic[ProblemT, PlanT]):
             InputError: unknown fields or versions, values out of range, what ``check_plan`` refuses.
         """
         plan = read(self.plan, PLAN_SCHEMA, document)
-        self.check_plan(plan)
+        if self.check_plan is not None:
+            self.check_plan(plan)
         return plan
 
     def write_plan(self, plan: PlanT) -> dict[str, Any]:
