@@ -21,9 +21,9 @@ from loadmaster.executor.parent import Parent
 from loadmaster.models.canonical import plain
 from loadmaster.models.index.documents import read_problem
 from loadmaster.models.index.features import features
+from loadmaster.models.index.generators import Distributions, traces_of_files
 from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import IndexProblem
-from loadmaster.models.index.sources import Distributions, traces_of_files
 from loadmaster.models.index.trace import Trace
 
 INTERRUPTED = 130

@@ -6,9 +6,9 @@ from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.capture import CapturedStep
 from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.models.memory.checker import Check, check
-from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.variants import least_resident_bytes, with_resident
 
 _UNLIMITED_BYTES = 1 << 62
 
