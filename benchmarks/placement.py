@@ -25,7 +25,7 @@ from loadmaster.executor.costs.roofline import Roofline
 from loadmaster.executor.placement.capture import capture
 from loadmaster.models.hardware import Hardware
 from loadmaster.models.placement.limits import least_bytes, peak_bytes
-from loadmaster.models.placement.policies.named import POLICIES, run_policy
+from loadmaster.models.placement.policies.outcome import POLICIES, run_policy
 from loadmaster.models.placement.problem import PlacementProblem, Tier
 
 GIB = 1 << 30

@@ -10,9 +10,10 @@ pydantic is imported by the first document that is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loadmaster.errors import InputError
 from loadmaster.models.canonical import plain
@@ -29,6 +30,8 @@ LARGEST_MEASUREMENT_BYTES = 1 << 20
 
 Document = Mapping[str, Any]
 ReadT = TypeVar("ReadT")
+ProblemT = TypeVar("ProblemT")
+PlanT = TypeVar("PlanT")
 
 _VALIDATORS: dict[type[Any], SchemaValidator] = {}
 # Types of schemas whose reading stops at the first wrong item.
@@ -106,6 +109,64 @@ def write(schema: str, value: Any) -> dict[str, Any]:
     fields = plain(value)
     short_first = sorted(fields.items(), key=lambda item: isinstance(item[1], dict | list))
     return {"schema": schema, "kind": fields["kind"], **dict(short_first)}
+
+
+@dataclass(frozen=True)
+class KindDocuments(Generic[ProblemT, PlanT]):
+    """Reader and writer of one kind's documents: what is written reads back as an equal problem or plan.
+
+    Attributes:
+        problem, plan: the kind's types.
+        check_problem: refuses (InputError) problems whose fields do not fit together.
+        check_plan: the same for plans, as far as the fields alone tell; the rest is for the kind's checker.
+    """
+
+    problem: type[ProblemT]
+    plan: type[PlanT]
+    check_problem: Callable[[ProblemT], None]
+    check_plan: Callable[[PlanT], None] | None = None
+
+    def read_problem(self, document: Document) -> ProblemT:
+        """Read a problem from its document.
+
+        Raises:
+            InputError: unknown fields or versions, values out of range, what ``check_problem`` refuses.
+        """
+        problem = read(self.problem, PROBLEM_SCHEMA, document)
+        self.check_problem(problem)
+        return problem
+
+    def write_problem(self, problem: ProblemT) -> dict[str, Any]:
+        """Write the document of a problem."""
+        return write(PROBLEM_SCHEMA, problem)
+
+    def read_plan(self, document: Document) -> PlanT:
+        """Read a plan from its document. It is not replayed here.
+
+        Raises:
+            InputError: unknown fields or versions, values out of range, what ``check_plan`` refuses.
+        """
+        plan = read(self.plan, PLAN_SCHEMA, document)
+        if self.check_plan is not None:
+            self.check_plan(plan)
+        return plan
+
+    def write_plan(self, plan: PlanT) -> dict[str, Any]:
+        """Write the document of a plan."""
+        return write(PLAN_SCHEMA, plan)
+
+
+def expect_with_status(plan: Any, *fields: str) -> None:
+    """Refuse an infeasible plan that has one of these fields, and any other that lacks one.
+
+    Raises:
+        InputError: naming the field.
+    """
+    for field in fields:
+        value = getattr(plan, field)
+        if (value is None) != (plan.status == "infeasible"):
+            remedy = f"An infeasible plan has neither {' nor '.join(fields)}, any other plan has them."
+            raise InputError(field, value, f"does not go with status {plan.status}", remedy)
 
 
 def _validator(type_: type[Any]) -> SchemaValidator:

@@ -108,76 +108,25 @@ class Hardware:
         return asdict(self) | {"tflops": dict(self.tflops)}
 
 
-_AMPERE: Mapping[DType, float] = {
-    "float64": 19.5,
-    "float32": 19.5,
-    "tf32": 156.0,
-    "bfloat16": 312.0,
-    "float16": 312.0,
-}
-_HOPPER: Mapping[DType, float] = {
-    "float64": 67.0,
-    "float32": 67.0,
-    "tf32": 494.7,
-    "bfloat16": 989.4,
-    "float16": 989.4,
-}
+# Peak rates in TFLOP/s.
+_PASCAL: Mapping[DType, float] = {"float64": 5.3, "float32": 10.6, "float16": 21.2}
+_VOLTA: Mapping[DType, float] = {"float64": 7.8, "float32": 15.7, "float16": 125.0}
+_AMPERE: Mapping[DType, float] = {"float64": 19.5, "float32": 19.5, "tf32": 156.0, "bfloat16": 312.0, "float16": 312.0}
+_HOPPER: Mapping[DType, float] = {"float64": 67.0, "float32": 67.0, "tf32": 494.7, "bfloat16": 989.4, "float16": 989.4}
+_ADA: Mapping[DType, float] = {"float64": 1.3, "float32": 82.6, "tf32": 82.6, "bfloat16": 165.2, "float16": 165.2}
+_CPU: Mapping[DType, float] = {"float64": 0.12, "float32": 0.24, "bfloat16": 0.24, "float16": 0.12}
 
 _CATALOGUE = (
-    Hardware(
-        "p100",
-        "Tesla P100-SXM2-16GB",
-        16 * GIB,
-        732.0,
-        {"float64": 5.3, "float32": 10.6, "float16": 21.2},
-        12.0,
-        12.0,
-        launch_us=6.0,
-    ),
-    Hardware(
-        "v100-16gb",
-        "Tesla V100-SXM2-16GB",
-        16 * GIB,
-        900.0,
-        {"float64": 7.8, "float32": 15.7, "float16": 125.0},
-        12.0,
-        12.0,
-        launch_us=5.0,
-    ),
-    Hardware(
-        "v100-32gb",
-        "Tesla V100-SXM2-32GB",
-        32 * GIB,
-        900.0,
-        {"float64": 7.8, "float32": 15.7, "float16": 125.0},
-        12.0,
-        12.0,
-        launch_us=5.0,
-    ),
+    Hardware("p100", "Tesla P100-SXM2-16GB", 16 * GIB, 732.0, _PASCAL, 12.0, 12.0, launch_us=6.0),
+    Hardware("v100-16gb", "Tesla V100-SXM2-16GB", 16 * GIB, 900.0, _VOLTA, 12.0, 12.0, launch_us=5.0),
+    Hardware("v100-32gb", "Tesla V100-SXM2-32GB", 32 * GIB, 900.0, _VOLTA, 12.0, 12.0, launch_us=5.0),
     Hardware("a100-40gb", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1555.0, _AMPERE, 25.0, 25.0),
     Hardware("a100-80gb", "NVIDIA A100-SXM4-80GB", 80 * GIB, 2039.0, _AMPERE, 25.0, 25.0),
     Hardware("h100", "NVIDIA H100 80GB HBM3", 80 * GIB, 3350.0, _HOPPER, 55.0, 55.0, launch_us=3.0),
     Hardware("h200", "NVIDIA H200", 139 * GIB, 4800.0, _HOPPER, 55.4, 55.5, launch_us=3.0, measured=True),
-    Hardware(
-        "rtx4090",
-        "NVIDIA GeForce RTX 4090",
-        24 * GIB,
-        1008.0,
-        {"float64": 1.3, "float32": 82.6, "tf32": 82.6, "bfloat16": 165.2, "float16": 165.2},
-        25.0,
-        25.0,
-    ),
+    Hardware("rtx4090", "NVIDIA GeForce RTX 4090", 24 * GIB, 1008.0, _ADA, 25.0, 25.0),
     # One core of a server with AVX-512, from the steps of examples/ on it: enough to order operators by cost.
-    Hardware(
-        "cpu",
-        "one CPU core",
-        16 * GIB,
-        24.0,
-        {"float64": 0.12, "float32": 0.24, "bfloat16": 0.24, "float16": 0.12},
-        10.0,
-        10.0,
-        launch_us=5.0,
-    ),
+    Hardware("cpu", "one CPU core", 16 * GIB, 24.0, _CPU, 10.0, 10.0, launch_us=5.0),
 )
 
 

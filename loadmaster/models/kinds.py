@@ -20,7 +20,6 @@ from loadmaster.models.checking import checked
 from loadmaster.models.documents import MEASUREMENT_SCHEMA, Document, load_document, write
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
-from loadmaster.models.registering import budget, page, picture, program, table, trace
 
 __all__ = [
     "KINDS",
@@ -45,112 +44,130 @@ ENTRY_POINTS = "loadmaster.kinds"
 _MSCCL_INSTANCES = Number("instances", 1, "parallel copies of every transfer", most=32)
 _MSCCLPP_INSTANCES = replace(_MSCCL_INSTANCES, most=108)
 
-KINDS: dict[str, Kind] = {
-    "memory": Kind(
-        name="memory",
-        question="under a byte budget, keep, recompute or offload each activation; which implementation, when?",
-        documents="loadmaster.models.memory.documents",
-        validate="loadmaster.models.memory.graph_rules:check_problem",
-        check="loadmaster.models.memory.checker:check_plan",
+
+def _kind(
+    name: str,
+    question: str,
+    *own_exports: Export,
+    picture: str,
+    table: str | None = None,
+    trace: bool = False,
+    program: bool = False,
+    **differing: Any,
+) -> Kind:
+    """Register a kind of this package, whose modules have its name on every floor and the same names inside.
+
+    Args:
+        picture, table: contents of the PNG, which every kind has, and of the CSV, in words.
+        trace, program: whether there is a Chrome trace, and the integer program that the planner gives a solver.
+        differing: fields of :class:`Kind` that are not as with other kinds.
+    """
+    models, report = f"loadmaster.models.{name}", f"loadmaster.api.report.{name}"
+    exports = [
+        Export("html", "a report that opens offline", "text/html", f"{report}.views:html", ".html"),
+        Export("png", picture, "image/png", f"{report}.views:png", ".png"),
+    ]
+    if trace:
+        hint = "open it at https://ui.perfetto.dev"
+        exports.append(Export("trace", "a Chrome trace", "application/json", f"{report}.views:trace", ".json", hint))
+    if table is not None:
+        exports.append(Export("csv", table, "text/csv", f"{report}.views:csv", ".csv"))
+    if program:
+        words = "the program behind it, for other solvers"
+        exports.append(Export("mps", words, "text/plain", f"{report}.program:mps", ".mps"))
+    fields = {
+        "documents": f"{models}.documents",
+        "validate": f"{models}.documents:check_problem",
+        "check": f"{models}.checker:check_plan",
+        "statements": f"{models}.checker:STATEMENTS",
+        "summary": f"{models}.limits:summary",
+        "plan": f"loadmaster.planner.{name}.driver:plan_{name}",
+        "views": f"{report}.views",
+        "new": f"loadmaster.api.cli.new_{name}",
+    }
+    return Kind(name, question, exports=(*exports, *own_exports), **(fields | differing))
+
+
+def _budget(kind: str, whole_words: str, whole: str = "limits:whole_bytes", **more: str) -> Limit:
+    """Make a limit in bytes, whose functions are in the kind's module of limits."""
+    models = f"loadmaster.models.{kind}"
+    points = f"{models}.limits:spread"
+    return Limit("budget", "budgets", "budget_bytes", "bytes", f"{models}.{whole}", whole_words, points, **more)
+
+
+_KINDS = (
+    _kind(
+        "memory",
+        "under a byte budget, keep, recompute or offload each activation; which implementation, when?",
+        Export(
+            name="snapshot",
+            help="planned memory for PyTorch's viewer",
+            media_type="application/octet-stream",
+            write="loadmaster.api.report.memory.snapshot:snapshot_bytes",
+            suffix=".pickle",
+            hint="open it at https://pytorch.org/memory_viz",
+        ),
+        picture="memory over the step as a picture",
+        trace=True,
+        program=True,
         statements="loadmaster.models.memory.statements:STATEMENTS",
-        plan="loadmaster.planner.memory.driver:plan_memory",
         methods=("auto", "monet", "checkmate", "chen", "gist", "plain"),
-        limit=budget(
-            whole="loadmaster.models.memory.plain:peak_bytes",
-            whole_words="the peak with memory to spare",
-            points="loadmaster.models.memory.budgets:spread",
+        limit=_budget(
+            "memory",
+            "the peak with memory to spare",
+            whole="plain:peak_bytes",
             with_bound="loadmaster.planner.memory.answer:with_bound",
             extras="loadmaster.api.report.memory.views:frontier_extras",
-            restrictions="loadmaster.models.memory.restricted:restrictions",
+            restrictions="loadmaster.models.memory.variants:restrictions",
         ),
-        views="loadmaster.api.report.memory.views",
-        exports=(
-            page("memory"),
-            picture("memory", "memory over the step as a picture"),
-            trace("memory"),
-            program("memory"),
-            Export(
-                name="snapshot",
-                help="planned memory for PyTorch's viewer",
-                media_type="application/octet-stream",
-                write="loadmaster.api.report.memory.snapshot:snapshot_bytes",
-                suffix=".pickle",
-                hint="open it at https://pytorch.org/memory_viz",
-            ),
-        ),
-        new="loadmaster.api.cli.new_memory",
         capture="loadmaster.executor.memory.command:main",
         captured_by_default=True,
-        summary="loadmaster.models.memory.summary:summary",
         measurement="loadmaster.models.memory.measurement:read_measurement",
     ),
-    "collective": Kind(
-        name="collective",
-        question="over which links, in which order, does each chunk of a collective travel?",
-        documents="loadmaster.models.collective.documents",
-        validate="loadmaster.models.collective.documents:check_problem",
-        check="loadmaster.models.collective.checker:check_plan",
-        statements="loadmaster.models.collective.statements:STATEMENTS",
-        plan="loadmaster.planner.collective.driver:plan_collective",
-        methods=("auto", "greedy", "pipeline", "cpsat"),
-        views="loadmaster.api.report.collective.views",
-        exports=(
-            page("collective"),
-            picture("collective", "time by size, and who sends when, as a picture"),
-            trace("collective"),
-            Export(
-                name="msccl",
-                help="MSCCL XML, a file for each algorithm",
-                media_type="application/xml",
-                write="loadmaster.api.report.collective.views:msccl",
-                numbers=(_MSCCL_INSTANCES,),
-            ),
-            Export(
-                name="mscclpp",
-                help="MSCCL++ execution plans, one for each algorithm",
-                media_type="application/json",
-                write="loadmaster.api.report.collective.views:mscclpp",
-                numbers=(_MSCCLPP_INSTANCES,),
-            ),
+    _kind(
+        "collective",
+        "over which links, in which order, does each chunk of a collective travel?",
+        Export(
+            name="msccl",
+            help="MSCCL XML, a file for each algorithm",
+            media_type="application/xml",
+            write="loadmaster.api.report.collective.views:msccl",
+            numbers=(_MSCCL_INSTANCES,),
         ),
-        new="loadmaster.api.cli.new_collective",
+        Export(
+            name="mscclpp",
+            help="MSCCL++ execution plans, one for each algorithm",
+            media_type="application/json",
+            write="loadmaster.api.report.collective.views:mscclpp",
+            numbers=(_MSCCLPP_INSTANCES,),
+        ),
+        picture="time by size, and who sends when, as a picture",
+        trace=True,
+        statements="loadmaster.models.collective.statements:STATEMENTS",
         summary="loadmaster.models.collective.problem:summary",
+        methods=("auto", "greedy", "pipeline", "cpsat"),
     ),
-    "placement": Kind(
-        name="placement",
-        question="when training outgrows the device: which tier holds which block when, and what moves next?",
-        documents="loadmaster.models.placement.documents",
-        validate="loadmaster.models.placement.documents:check_problem",
-        check="loadmaster.models.placement.checker:check_plan",
-        statements="loadmaster.models.placement.statements:STATEMENTS",
-        plan="loadmaster.planner.placement.driver:plan_placement",
+    _kind(
+        "placement",
+        "when training outgrows the device: which tier holds which block when, and what moves next?",
+        picture="memory over the step, what is away and the links as a picture",
+        trace=True,
         methods=("auto", "greedy"),
-        limit=budget(
-            whole="loadmaster.models.placement.limits:peak_bytes",
-            whole_words="the peak with memory to spare",
-            points="loadmaster.models.placement.limits:spread",
+        limit=_budget(
+            "placement",
+            "the peak with memory to spare",
+            whole="limits:peak_bytes",
             extras="loadmaster.api.report.placement.views:frontier_extras",
         ),
-        views="loadmaster.api.report.placement.views",
-        exports=(
-            page("placement"),
-            picture("placement", "memory over the step, what is away and the links as a picture"),
-            trace("placement"),
-        ),
-        new="loadmaster.api.cli.new_placement",
         capture="loadmaster.executor.placement.command:main",
-        summary="loadmaster.models.placement.summary:summary",
         simulate="loadmaster.api.report.placement.simulation:simulate",
         policies=("lru", "belady", "correlation", "plan"),
     ),
-    "partition": Kind(
-        name="partition",
-        question="how is every tensor and operator split over a mesh of GPUs?",
-        documents="loadmaster.models.partition.documents",
-        validate="loadmaster.models.partition.documents:check_problem",
-        check="loadmaster.models.partition.checker:check_plan",
-        statements="loadmaster.models.partition.statements:STATEMENTS",
-        plan="loadmaster.planner.partition.driver:plan_partition",
+    _kind(
+        "partition",
+        "how is every tensor and operator split over a mesh of GPUs?",
+        picture="what moves in each layer as a picture",
+        table="the placement of every tensor as a table",
         methods=(
             "auto",
             "module",
@@ -163,71 +180,32 @@ KINDS: dict[str, Kind] = {
             "fsdp",
             "megatron",
         ),
-        limit=budget(
-            whole="loadmaster.models.partition.limits:whole_bytes",
-            whole_words="what one GPU would need",
-            points="loadmaster.models.partition.limits:spread",
-        ),
-        views="loadmaster.api.report.partition.views",
-        exports=(
-            page("partition"),
-            picture("partition", "what moves in each layer as a picture"),
-            table("partition", "the placement of every tensor as a table"),
-        ),
-        new="loadmaster.api.cli.new_partition",
+        limit=_budget("partition", "what one GPU would need"),
         capture="loadmaster.executor.partition.command:main",
-        summary="loadmaster.models.partition.summary:summary",
     ),
-    "graph": Kind(
-        name="graph",
-        question="for a graph network: which order, layout and kernel for each value?",
-        documents="loadmaster.models.graph.documents",
-        validate="loadmaster.models.graph.documents:check_problem",
-        check="loadmaster.models.graph.checker:check_plan",
+    _kind(
+        "graph",
+        "for a graph network: which order, layout and kernel for each value?",
+        picture="the time of each kernel as a picture",
+        table="every kernel's time, bytes and products as a table",
+        program=True,
         statements="loadmaster.models.graph.statements:STATEMENTS",
-        plan="loadmaster.planner.graph.driver:plan_graph",
-        methods=("auto", "hector", "vanilla", "unfused"),
-        limit=budget(
-            whole="loadmaster.models.graph.limits:whole_bytes",
-            whole_words="what its largest order takes by rule",
-            points="loadmaster.models.graph.limits:spread",
-        ),
-        views="loadmaster.api.report.graph.views",
-        exports=(
-            page("graph"),
-            picture("graph", "the time of each kernel as a picture"),
-            table("graph", "every kernel's time, bytes and products as a table"),
-            program("graph"),
-        ),
-        new="loadmaster.api.cli.new_graph",
-        capture="loadmaster.executor.graph.command:main",
         summary="loadmaster.models.graph.summary:summary",
+        methods=("auto", "hector", "vanilla", "unfused"),
+        limit=_budget("graph", "what its largest order takes by rule"),
+        capture="loadmaster.executor.graph.command:main",
     ),
-    "index": Kind(
-        name="index",
-        question="for each shard of an index of keys: which structure, with which parameters?",
-        documents="loadmaster.models.index.documents",
-        validate="loadmaster.models.index.documents:check_problem",
-        check="loadmaster.models.index.checker:check_plan",
-        statements="loadmaster.models.index.statements:STATEMENTS",
-        plan="loadmaster.planner.index.driver:plan_index",
+    _kind(
+        "index",
+        "for each shard of an index of keys: which structure, with which parameters?",
+        picture="the time of each shard and the bytes of each host as a picture",
+        table="what was chosen for every shard, with its figures, as a table",
+        program=True,
         methods=("auto", "greedy", "one-for-all"),
-        limit=budget(
-            whole="loadmaster.models.index.limits:whole_bytes",
-            whole_words="what the fullest host takes with every shard at its quickest",
-            points="loadmaster.models.index.limits:spread",
-        ),
-        views="loadmaster.api.report.index.views",
-        exports=(
-            page("index"),
-            picture("index", "the time of each shard and the bytes of each host as a picture"),
-            table("index", "what was chosen for every shard, with its figures, as a table"),
-            program("index"),
-        ),
-        new="loadmaster.api.cli.new_index",
-        summary="loadmaster.models.index.summary:summary",
+        limit=_budget("index", "what the fullest host takes with every shard at its quickest"),
     ),
-}
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 @cache

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadmaster.cancelling import is_cancelled
-from loadmaster.errors import SolverError, SolverKilledError
+from loadmaster.errors import CancelledError, SolverError, SolverKilledError
 from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Problem, Verdict
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import Program
@@ -20,6 +21,7 @@ from loadmaster.solvers.solution import Solution, SolveOptions, relative_gap
 logger = logging.getLogger(__name__)
 LEAST_SECONDS = 0.1  # that a solver gets to begin with
 GOING_ON = "nothing"  # what has stopped a search that goes on
+CLOSE = 1e-9  # relative: sums of the same costs in another order are equal to so many digits
 
 
 @dataclass
@@ -54,6 +56,13 @@ class Effort:
         self._processor_began = time.process_time()
 
     @property
+    def budget_bytes(self) -> int:
+        """Budget of a kind that has one: settled options state it."""
+        budget_bytes = self.options.budget_bytes
+        assert isinstance(budget_bytes, int), "settled options have one"
+        return budget_bytes
+
+    @property
     def elapsed_s(self) -> float:
         """Wall seconds since the run began."""
         return time.monotonic() - self._began
@@ -73,6 +82,15 @@ class Effort:
         if is_cancelled() or (self.asked_to_stop is not None and self.asked_to_stop()):
             self.was_cancelled = True
         return self.was_cancelled
+
+    def expect_uncancelled(self) -> None:
+        """Refuse to go on without a plan.
+
+        Raises:
+            CancelledError: the caller cancelled the run.
+        """
+        if self.cancelled():
+            raise CancelledError("cancelled before a plan was found")
 
     def over(self) -> bool:
         """Return whether to stop: out of time, or cancelled."""
@@ -182,6 +200,44 @@ class Effort:
             "nodes": self.nodes,
         }
 
+    def is_proved(self, objective: float | None, bound: float | None) -> bool:
+        """Return whether the gap between a plan and a bound is at most the one asked for."""
+        gap = relative_gap(objective, bound)
+        return gap is not None and gap <= self.options.gap + CLOSE
+
+    def envelope(
+        self,
+        problem: Problem,
+        stopped_by: str,
+        verdict: Verdict | None = None,
+        bound: float | None = None,
+        method: str | None = None,
+    ) -> dict[str, Any]:
+        """Collect the fields that plans of every kind have.
+
+        Args:
+            verdict: on the plan; None: the answer is that no plan exists.
+            bound: of all plans.
+            method: by which the plan was found, where that is not the one asked for.
+        """
+        objective = None if verdict is None else verdict.objective
+        found = "optimal" if self.is_proved(objective, bound) else "feasible"
+        return {
+            "name": problem.name,
+            "problem_sha256": problem.sha256,
+            "status": "infeasible" if verdict is None else found,
+            "objective": objective,
+            "bound": None if verdict is None else bound,
+            "gap": relative_gap(objective, bound),
+            "unit": problem.unit,
+            "method": method or self.options.method,
+            "stopped_by": stopped_by,
+            "seconds": dict(self.seconds),
+            "solver": self.solver_facts(),
+            "check": {} if verdict is None else verdict.summary(),
+            "options": self.options.to_document(),
+        }
+
     def on_clock(self, what: str) -> Stopwatch:
         """Add the wall seconds of a ``with`` block to ``seconds[what]``."""
         return Stopwatch(self.seconds, what)
@@ -199,3 +255,20 @@ class Stopwatch:
 
     def __exit__(self, *_: object) -> None:
         self.seconds[self.what] += time.monotonic() - self._began
+
+
+# Solvers prune what is better by less than their tolerance, and count the rest as proved. Costs are given in units in
+# which an objective is about this, so that the tolerance is a few parts in 10 to the 10.
+ABOUT = 4096.0
+# HiGHS's absolute tolerance of an objective; no other solver's is larger.
+TOLERANCE = 1e-6
+
+
+def unit_of(objective: float) -> float:
+    """Cost that counts as 1, for an objective of about the given size."""
+    return objective / ABOUT if objective > 0 else 1.0
+
+
+def proved(bound: float, unit: float) -> float:
+    """Turn a solver's bound in a unit into a proved bound, less its tolerance."""
+    return (bound - TOLERANCE) * unit

@@ -15,14 +15,14 @@ from loadmaster import planner
 from loadmaster.errors import CancelledError, InputError, LimitReachedError
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import minimum, plain
-from loadmaster.models.memory.budgets import spread
 from loadmaster.models.memory.checker import check, check_plan
 from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.limits import spread
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.restricted import restrictions
 from loadmaster.models.memory.unconstrained import unconstrained_cost
+from loadmaster.models.memory.variants import restrictions
 from loadmaster.planner import Frontier, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Figures, monotone, sweep
 from loadmaster.solvers.solution import relative_gap

@@ -10,10 +10,9 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.index.documents import check_problem, write_problem
 from loadmaster.models.index.features import Features, features
-from loadmaster.models.index.generators import DISTRIBUTIONS, Mix
+from loadmaster.models.index.generators import DISTRIBUTIONS, Distributions, Mix, traces_of_files
 from loadmaster.models.index.presets import problem_of
 from loadmaster.models.index.problem import Host, IndexProblem
-from loadmaster.models.index.sources import Distributions, traces_of_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:

@@ -11,8 +11,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.hardware import hardware
 from loadmaster.models.partition.documents import write_problem
-from loadmaster.models.partition.mesh_flags import add_mesh, given_mesh
-from loadmaster.models.partition.meshes import tell_of_inputs
+from loadmaster.models.partition.meshes import add_mesh, given_mesh, tell_of_inputs
 from loadmaster.models.partition.tables.names import model, names
 
 LISTING = "models"

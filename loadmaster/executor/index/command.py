@@ -21,8 +21,8 @@ from loadmaster.executor.index.tune import Ran, tune
 from loadmaster.models.canonical import plain
 from loadmaster.models.index.documents import read_problem
 from loadmaster.models.index.features import features
+from loadmaster.models.index.generators import Distributions, traces_of_files
 from loadmaster.models.index.problem import IndexProblem
-from loadmaster.models.index.sources import Distributions, traces_of_files
 from loadmaster.models.index.trace import Trace
 
 

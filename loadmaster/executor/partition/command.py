@@ -10,7 +10,7 @@ from loadmaster.executor.steps import made_step
 from loadmaster.executor.steps.factory import users_code
 from loadmaster.executor.steps.made_step import make_step
 from loadmaster.models.hardware import hardware
-from loadmaster.models.partition.mesh_flags import add_mesh, given_mesh
+from loadmaster.models.partition.meshes import add_mesh, given_mesh
 from loadmaster.models.partition.problem import PartitionProblem
 
 

@@ -10,9 +10,8 @@ from torch.distributed.tensor.placement_types import Placement as DPlacement
 
 from loadmaster.executor.partition.traced import TracedStep
 from loadmaster.models.partition.placements import WHOLE, Placement, code
-from loadmaster.models.partition.plan import Splits
+from loadmaster.models.partition.plan import Role, Splits, roles_of
 from loadmaster.models.partition.problem import PartitionProblem
-from loadmaster.models.partition.roles import Role, roles_of
 from loadmaster.models.partition.sides import sides
 
 Shape = tuple[int, ...]

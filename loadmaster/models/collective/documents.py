@@ -6,50 +6,21 @@ A problem holds its whole topology, so that a document means the same whatever p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, instance_of, pieces
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.documents import KindDocuments
 from loadmaster.models.fields import LARGEST_BYTES
 from loadmaster.models.topologies.topology import LARGEST_NS
 
 
-def read_problem(document: Document) -> CollectiveProblem:
-    """A collective problem from its document.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, fields that do not fit each other; names the field.
-    """
-    problem = read(CollectiveProblem, PROBLEM_SCHEMA, document)
-    check_problem(problem)
-    return problem
-
-
-def write_problem(problem: CollectiveProblem) -> dict[str, Any]:
-    """The document of a problem; reading it back gives an equal problem."""
-    return write(PROBLEM_SCHEMA, problem)
-
-
-def read_plan(document: Document) -> CollectivePlan:
-    """A collective plan from its document. It is not checked here: see :mod:`loadmaster.models.collective.checker`.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range; names the field.
-    """
-    plan = read(CollectivePlan, PLAN_SCHEMA, document)
+def _check_plan(plan: CollectivePlan) -> None:
     if (plan.status == "infeasible") == bool(plan.algorithms):
         problem = f"does not go with {len(plan.algorithms)} algorithms"
         remedy = "An infeasible plan has no algorithms, any other plan has some."
         raise InputError("status", plan.status, problem, remedy)
-    return plan
-
-
-def write_plan(plan: CollectivePlan) -> dict[str, Any]:
-    """The document of a plan; reading it back gives an equal plan."""
-    return write(PLAN_SCHEMA, plan)
 
 
 # More chunks than this cannot be planned one by one in any time worth waiting for.
@@ -199,3 +170,8 @@ def _counts(problem: CollectiveProblem) -> tuple[int, ...]:
     """The chunk counts that a problem asks for; 1 where it leaves them to the planner."""
     drawn = None if problem.sketch is None else problem.sketch.chunk_count
     return problem.chunk_counts or (drawn or 1,)
+
+
+DOCUMENTS = KindDocuments(CollectiveProblem, CollectivePlan, check_problem, _check_plan)
+read_problem, write_problem = DOCUMENTS.read_problem, DOCUMENTS.write_problem
+read_plan, write_plan = DOCUMENTS.read_plan, DOCUMENTS.write_plan

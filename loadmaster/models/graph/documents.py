@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.documents import KindDocuments, expect_with_status
 from loadmaster.models.graph.device import GraphHardware
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.graph.problem import GraphProblem
@@ -73,40 +73,12 @@ def expect_program(program: Program) -> None:
     assert len(program.types) == known, "types refuses what is wrong"
 
 
-def read_problem(document: Document) -> GraphProblem:
-    """Read a graph problem from its document.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, problems that :func:`check_problem` refuses; names
-            the field.
-    """
-    problem = read(GraphProblem, PROBLEM_SCHEMA, document)
-    check_problem(problem)
-    return problem
-
-
-def write_problem(problem: GraphProblem) -> dict[str, Any]:
-    """Write the document of a problem; reading it back gives an equal problem."""
-    return write(PROBLEM_SCHEMA, problem)
-
-
-def read_plan(document: Document) -> GraphPlan:
-    """Read a graph plan from its document. It is not checked here: see :mod:`loadmaster.models.graph.checker`.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, an invalid program; names the field.
-    """
-    plan = read(GraphPlan, PLAN_SCHEMA, document)
-    for field in ("objective", "program", "schedule"):
-        value = getattr(plan, field)
-        if (value is None) != (plan.status == "infeasible"):
-            remedy = "An infeasible plan has neither objective nor program nor schedule, any other plan has all."
-            raise InputError(field, "given" if value is not None else None, f"does not go with {plan.status}", remedy)
+def _check_plan(plan: GraphPlan) -> None:
+    expect_with_status(plan, "objective", "program", "schedule")
     if plan.program is not None:
         expect_program(plan.program)
-    return plan
 
 
-def write_plan(plan: GraphPlan) -> dict[str, Any]:
-    """Write the document of a plan; reading it back gives an equal plan."""
-    return write(PLAN_SCHEMA, plan)
+DOCUMENTS = KindDocuments(GraphProblem, GraphPlan, check_problem, _check_plan)
+read_problem, write_problem = DOCUMENTS.read_problem, DOCUMENTS.write_problem
+read_plan, write_plan = DOCUMENTS.read_plan, DOCUMENTS.write_plan

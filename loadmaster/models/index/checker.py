@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
+from loadmaster.models.index.changes import changes
+from loadmaster.models.index.limits import lacking, least_us
 from loadmaster.models.index.plan import Choice, IndexPlan
 from loadmaster.models.index.problem import IndexProblem, Shard
 from loadmaster.models.index.serving import refusal, words
+from loadmaster.models.statements import Recomputed, Statements
 from loadmaster.models.units import show_bytes
 
 # Sums of the same times in another order are equal to so many digits.
@@ -140,3 +143,17 @@ def _thread_rules(problem: IndexProblem, shard: Shard, choice: Choice) -> list[s
     if shard.thread is not None and choice.thread != shard.thread:
         return [f"{shard.name} is on thread {choice.thread}, and its thread is {shard.thread}"]
     return []
+
+
+def _recompute(problem: IndexProblem, plan: IndexPlan, verdict: Check | None) -> Recomputed:
+    fields = {"method": plan.options.get("method", plan.method)}
+    if verdict is not None:
+        chosen = [choice.candidate for choice in plan.choices]
+        made = tuple(changes(problem, chosen, plan.budget_bytes))
+        return Recomputed({**fields, "changes": made}, least_us(problem))
+    missing = lacking(problem, plan.budget_bytes)
+    status = "feasible" if missing is None else "infeasible"
+    return Recomputed({**fields, "changes": (), "status": status, "infeasibility": missing})
+
+
+STATEMENTS = Statements(decisions=frozenset({"choices"}), recompute=_recompute)

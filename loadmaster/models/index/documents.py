@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.documents import KindDocuments
 from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import Cost, Figure, IndexProblem, Predicted, Shard
 from loadmaster.models.index.serving import refusal, serving, words
@@ -76,36 +74,12 @@ def _expect_figures(cost: Cost | Predicted, field: str) -> None:
             raise InputError(f"{field}.{name}", found, "are no quantiles", "Give lower <= expected <= upper.")
 
 
-def read_problem(document: Document) -> IndexProblem:
-    """An index problem from its document.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, what :func:`check_problem` refuses; names the
-            field.
-    """
-    problem = read(IndexProblem, PROBLEM_SCHEMA, document)
-    check_problem(problem)
-    return problem
-
-
-def write_problem(problem: IndexProblem) -> dict[str, Any]:
-    """The document of a problem; reading it back gives an equal problem."""
-    return write(PROBLEM_SCHEMA, problem)
-
-
-def read_plan(document: Document) -> IndexPlan:
-    """An index plan from its document. It is not checked here: see :mod:`loadmaster.models.index.checker`.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range; names the field.
-    """
-    plan = read(IndexPlan, PLAN_SCHEMA, document)
+def _check_plan(plan: IndexPlan) -> None:
     if (plan.objective is None) != (plan.status == "infeasible") or bool(plan.choices) != (plan.objective is not None):
         remedy = "An infeasible plan has neither objective nor choices, any other plan has both."
         raise InputError("choices", len(plan.choices), f"does not go with status {plan.status}", remedy)
-    return plan
 
 
-def write_plan(plan: IndexPlan) -> dict[str, Any]:
-    """The document of a plan; reading it back gives an equal plan."""
-    return write(PLAN_SCHEMA, plan)
+DOCUMENTS = KindDocuments(IndexProblem, IndexPlan, check_problem, _check_plan)
+read_problem, write_problem = DOCUMENTS.read_problem, DOCUMENTS.write_problem
+read_plan, write_plan = DOCUMENTS.read_plan, DOCUMENTS.write_plan

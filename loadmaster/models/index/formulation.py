@@ -40,8 +40,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadmaster.models.index.options import Option
 from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.index.serving import Option
 from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 
 

@@ -6,9 +6,11 @@ from collections import defaultdict
 
 import numpy as np
 
-from loadmaster.models.index.options import options
 from loadmaster.models.index.plan import Infeasibility
 from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.index.serving import options
+from loadmaster.models.summary import Summary
+from loadmaster.models.units import show_at_least, show_bytes
 
 # Shards that an answer without a plan names.
 _BLOCKERS = 3
@@ -69,3 +71,35 @@ def _held(problem: IndexProblem, *, last: bool) -> list[int]:
     for s, shard in enumerate(problem.shards):
         held[shard.host] += options(problem, s)[-1 if last else 0].size_bytes
     return held
+
+
+def summary(problem: IndexProblem) -> Summary:
+    """Summarize an index problem before anything is planned."""
+    whole, least = whole_bytes(problem), least_bytes(problem)
+    keys = sum(shard.keys for shard in problem.shards)
+    operations = sum(shard.operations.total for shard in problem.shards)
+    writes = sum(shard.operations.writes for shard in problem.shards)
+    costs = [cost for shard in problem.shards for cost in shard.costs if cost is not None]
+    measured = sum(cost.measured for cost in costs)
+    rows = [
+        ("keys", f"{keys} to begin with"),
+        (
+            "operations",
+            f"{operations:.0f} in the horizon, {100 * writes / operations if operations else 0:.0f} % writes",
+        ),
+        ("objective", "time of all threads together" if problem.objective == "sum" else "time of the longest thread"),
+        ("whole", f"{show_bytes(whole)} ({whole} bytes) on the fullest host, every shard at its quickest"),
+        ("least", f"{show_at_least(least)} ({least} bytes): no plan needs less"),
+        ("measured", f"{measured} of {len(costs)} costs, the others are predicted"),
+    ]
+    if problem.longest_pause_us is not None:
+        rows.append(("pauses", f"{problem.longest_pause_us:g} us at most"))
+    figures = {
+        "keys": keys,
+        "operations": operations,
+        "write_operations": writes,
+        "whole_bytes": whole,
+        "least_budget_bytes": least,
+        "measured_costs": measured,
+    }
+    return Summary(problem.name, tuple(rows), figures)

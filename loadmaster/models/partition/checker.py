@@ -34,15 +34,8 @@ import numpy as np
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
 from loadmaster.models.partition.classes import Classes
-from loadmaster.models.partition.limits import over_time
-from loadmaster.models.partition.placements import (
-    TERM,
-    Placement,
-    Worker,
-    code,
-    divided,
-    divides,
-)
+from loadmaster.models.partition.limits import least_bytes, least_us, over_time
+from loadmaster.models.partition.placements import TERM, Placement, Worker, code, divided, divides
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
 from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
 from loadmaster.models.partition.sides import (
@@ -55,6 +48,7 @@ from loadmaster.models.partition.sides import (
     work_share,
 )
 from loadmaster.models.partition.traffic import Traffic
+from loadmaster.models.statements import Recomputed, Statements, unexplained
 from loadmaster.models.units import show_bytes
 from loadmaster.solvers.program import IntArray
 
@@ -288,3 +282,28 @@ class _Checking:
             received = float(self.traffic.received_bytes(*of_rule)[0, 0])
             self._known[key] = (received, float(self.traffic.time_us(*of_rule)[0, 0]))
         return self._known[key]
+
+
+def _recompute(problem: PartitionProblem, plan: PartitionPlan, verdict: Check | None) -> Recomputed:
+    fields = {"method": plan.options.get("method", plan.method)}
+    if verdict is not None:
+        least = 0.0 if problem.objective == "bytes" else least_us(problem)
+        return Recomputed({**fields, "redistributions": verdict.redistributions}, least)
+    found = plan.infeasibility
+    if found is None:
+        return unexplained(fields)
+    minimum, least_budget, wrong = found.minimum_budget_bytes, least_bytes(problem), tuple[str, ...]()
+    if minimum < max(least_budget, plan.budget_bytes + 1):
+        said = f"the plan says {minimum}; the budget is {plan.budget_bytes}, and no plan takes less than {least_budget}"
+        wrong = (f"infeasibility.minimum_budget_bytes: {said}",)
+    follows = {"short_bytes": minimum - plan.budget_bytes}
+    return Recomputed({**fields, "redistributions": (), "infeasibility": follows}, wrong=wrong)
+
+
+STATEMENTS = Statements(
+    decisions=frozenset({"splits"}),
+    trusted=frozenset(
+        f"infeasibility.{name}" for name in ("minimum_budget_bytes", "where", "largest", "planned_budget_bytes")
+    ),
+    recompute=_recompute,
+)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.documents import KindDocuments, expect_with_status
 from loadmaster.models.partition.placements import code
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import Axis, Need, PartitionProblem
@@ -130,38 +129,10 @@ def _check_ties(problem: PartitionProblem) -> None:
             raise InputError(f"operators[{n}].tie", operator.tie, "ties operators of two signatures", remedy)
 
 
-def read_problem(document: Document) -> PartitionProblem:
-    """A partition problem from its document.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, what :func:`check_problem` refuses; names the
-            field.
-    """
-    problem = read(PartitionProblem, PROBLEM_SCHEMA, document)
-    check_problem(problem)
-    return problem
+def _check_plan(plan: PartitionPlan) -> None:
+    expect_with_status(plan, "objective", "splits")
 
 
-def write_problem(problem: PartitionProblem) -> dict[str, Any]:
-    """The document of a problem; reading it back gives an equal problem."""
-    return write(PROBLEM_SCHEMA, problem)
-
-
-def read_plan(document: Document) -> PartitionPlan:
-    """A partition plan from its document. It is not checked here: see :mod:`loadmaster.models.partition.checker`.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range; names the field.
-    """
-    plan = read(PartitionPlan, PLAN_SCHEMA, document)
-    for field in ("objective", "splits"):
-        value = getattr(plan, field)
-        if (value is None) != (plan.status == "infeasible"):
-            remedy = "An infeasible plan has neither objective nor splits, any other plan has both."
-            raise InputError(field, value, f"does not go with status {plan.status}", remedy)
-    return plan
-
-
-def write_plan(plan: PartitionPlan) -> dict[str, Any]:
-    """The document of a plan; reading it back gives an equal plan."""
-    return write(PLAN_SCHEMA, plan)
+DOCUMENTS = KindDocuments(PartitionProblem, PartitionPlan, check_problem, _check_plan)
+read_problem, write_problem = DOCUMENTS.read_problem, DOCUMENTS.write_problem
+read_plan, write_plan = DOCUMENTS.read_plan, DOCUMENTS.write_plan

@@ -5,6 +5,7 @@ Where GPUs are not equal, they say what each can do.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -152,3 +153,33 @@ def _each(text: str | None, field: str, known: list[float], *, positive: bool = 
     if not all(math.isfinite(value) and value >= 0 for value in given) or (positive and min(given) == 0):
         raise InputError(field, text, "is no rate or time", remedy)
     return given * (count // len(given))
+
+
+_FLAGS = (
+    ("gbps", "X,Y", "GB/s that a GPU receives along each axis, or along all (350)"),
+    ("latency_us", "X,Y", "of a collective along each axis, or along all (20)"),
+    ("topology", "NAME", "whose links say how fast the axes are: hgx-h200, ndv2, ..."),
+    ("speeds", "1x2,1", "how fast the GPUs of each axis compute: one number for all of them, or one for each"),
+    ("weights", "1x2,1", "their shares of what is split, in the same way (small numbers that balance speeds)"),
+    ("memory", "1x2,1", "their memory beside each other, in the same way: the budget is that of the largest"),
+)
+
+
+def add_mesh(parser: argparse.ArgumentParser) -> None:
+    """Add ``--mesh`` and the flags that say more of it."""
+    parser.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
+    for name, example, words in _FLAGS:
+        parser.add_argument(_flag(name), metavar=example, help=words)
+
+
+def given_mesh(arguments: argparse.Namespace) -> tuple[Axis, ...]:
+    """The axes.
+
+    Raises:
+        InputError: naming the flag.
+    """
+    return mesh(arguments.mesh, **{name: getattr(arguments, name) for name, _, _ in _FLAGS}, called=_flag)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from loadmaster.models.envelope import Plan
 from loadmaster.models.fields import Bounds, Entries, Index, Size
-from loadmaster.models.partition.problem import LARGEST_US, Part
+from loadmaster.models.partition.problem import LARGEST_US, Part, PartitionProblem
 
 _Us = Annotated[float, Bounds(ge=0, le=1e6 * LARGEST_US)]
 CHECKED: Mapping[str, Any] = {
@@ -92,3 +92,17 @@ class PartitionPlan(Plan):
     infeasibility: Infeasibility | None = None
 
     kind: Literal["partition"] = "partition"
+
+
+Role = Literal["replicate", "shard", "tensor"]
+
+
+def roles_of(problem: PartitionProblem, splits: Splits) -> tuple[Role, ...]:
+    """Role of every axis: it divides batches where an input of the step is divided along it."""
+    placed = list(zip(problem.tensors, splits.placements, strict=True))
+    found: list[Role] = []
+    for axis in range(len(problem.axes)):
+        divides_batch = any(tensor.role == "input" and parts[axis] != "R" for tensor, parts in placed)
+        divides_parameters = any(tensor.role == "parameter" and parts[axis] != "R" for tensor, parts in placed)
+        found.append("tensor" if not divides_batch else "shard" if divides_parameters else "replicate")
+    return tuple(found)

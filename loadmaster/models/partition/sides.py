@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from loadmaster.models.partition.placements import Placement, Worker, code
+from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import LASTING, Axis, Operator, PartitionProblem, Strategy
-from loadmaster.models.partition.traffic import Halos
+from loadmaster.models.partition.traffic import Halos, Traffic
 
 
 @dataclass(frozen=True)
@@ -138,3 +141,23 @@ def buffer_bytes(problem: PartitionProblem, side: Side, worker: Worker) -> int:
         if d in side.placement:
             found += held // worker.share_shape(tensor.shape, side.placement)[d] * (before + after)
     return found * tensor.element_bytes
+
+
+def collectives(problem: PartitionProblem, splits: Splits) -> Counter[str]:
+    """Number of collectives of each sort that one step runs."""
+    traffic = Traffic(problem.axes)
+
+    @cache
+    def between(shape: tuple[int, ...], element_bytes: int, held: Placement, needed: Placement) -> Counter[str]:
+        names = (hop.collective for hop in traffic.path(shape, element_bytes, held, needed))
+        return Counter(name for name in names if name is not None)
+
+    found: Counter[str] = Counter()
+    placements = [tuple(map(code, parts)) for parts in splits.placements]
+    for operator, chosen in zip(problem.operators, splits.strategies, strict=True):
+        every = problem.strategies(operator)
+        for side in sides(operator, [every[s] for s in chosen]):
+            of, lies = problem.tensors[side.tensor], placements[side.tensor]
+            held, needed = (side.placement, lies) if side.output else (lies, side.placement)
+            found += between(of.shape, of.element_bytes, held, needed)
+    return found

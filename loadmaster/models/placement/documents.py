@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.documents import KindDocuments, expect_with_status
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
 
@@ -29,37 +27,10 @@ def check_problem(problem: PlacementProblem) -> None:
             raise InputError(f"tiers[{n}].name", name, "is another tier's name too", "Give each tier its own.")
 
 
-def read_problem(document: Document) -> PlacementProblem:
-    """A placement problem from its document.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, unknown blocks; names the field.
-    """
-    problem = read(PlacementProblem, PROBLEM_SCHEMA, document)
-    check_problem(problem)
-    return problem
+def _check_plan(plan: PlacementPlan) -> None:
+    expect_with_status(plan, "objective", "moves")
 
 
-def write_problem(problem: PlacementProblem) -> dict[str, Any]:
-    """The document of a problem; reading it back gives an equal problem."""
-    return write(PROBLEM_SCHEMA, problem)
-
-
-def read_plan(document: Document) -> PlacementPlan:
-    """A placement plan from its document. It is not checked here: see :mod:`loadmaster.models.placement.checker`.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range; names the field.
-    """
-    plan = read(PlacementPlan, PLAN_SCHEMA, document)
-    for field in ("objective", "moves"):
-        value = getattr(plan, field)
-        if (value is None) != (plan.status == "infeasible"):
-            remedy = "An infeasible plan has neither objective nor moves, any other plan has both."
-            raise InputError(field, value, f"does not go with status {plan.status}", remedy)
-    return plan
-
-
-def write_plan(plan: PlacementPlan) -> dict[str, Any]:
-    """The document of a plan; reading it back gives an equal plan."""
-    return write(PLAN_SCHEMA, plan)
+DOCUMENTS = KindDocuments(PlacementProblem, PlacementPlan, check_problem, _check_plan)
+read_problem, write_problem = DOCUMENTS.read_problem, DOCUMENTS.write_problem
+read_plan, write_plan = DOCUMENTS.read_plan, DOCUMENTS.write_plan

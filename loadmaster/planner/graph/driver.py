@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loadmaster.errors import CancelledError, LimitReachedError
+from loadmaster.errors import LimitReachedError
 from loadmaster.models.graph.candidates import Candidates, candidates
 from loadmaster.models.graph.checker import Check, check, fastest_tiles, kernel_costs, kernel_words
 from loadmaster.models.graph.costs import Costs, least_us
@@ -37,13 +37,10 @@ from loadmaster.models.graph.rewriting import FIRST, SPREAD, WEIGHTS
 from loadmaster.models.graph.schedule import Kernel, Schedule
 from loadmaster.models.graph.sequence import Fact, Sequences, conflict, in_sequence
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import GOING_ON, Effort
+from loadmaster.planner.effort import CLOSE, GOING_ON, Effort, proved, unit_of
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.planner.proved import proved, unit_of
-from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
+from loadmaster.solvers.solution import Solution, SolverStatus
 
-# Sums of the same costs in another order are equal to so many digits.
-_CLOSE = 1e-9
 _BLOCKERS = 3
 # Reasons for which sets of kernels are excluded: they take more memory in sequence than the rows of memory count.
 _MOST_ROUNDS = 50
@@ -85,9 +82,7 @@ def plan_graph(
         LimitReachedError: there may be a plan under the budget, but none was found.
         CancelledError: cancelled before any plan.
     """
-    budget_bytes = options.budget_bytes
-    assert isinstance(budget_bytes, int), "settled options have one"
-    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+    return _Run(problem, Effort(options, on_progress, cancelled)).plan()
 
 
 @dataclass(frozen=True)
@@ -102,8 +97,8 @@ class _Found:
 
 
 class _Run:
-    def __init__(self, problem: GraphProblem, budget_bytes: int, effort: Effort) -> None:
-        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+    def __init__(self, problem: GraphProblem, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, effort.budget_bytes, effort
         with effort.on_clock("build"):
             self.orders = orders(problem.program)
             self.steps = [problem.step(order.program) for order in self.orders]
@@ -117,8 +112,7 @@ class _Run:
         self.is_infeasible = False
 
     def plan(self) -> GraphPlan:
-        if self.effort.cancelled():
-            raise CancelledError("cancelled before a plan was found")
+        self.effort.expect_uncancelled()
         method = self.effort.options.method
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if method == "auto":
@@ -129,15 +123,15 @@ class _Run:
                 self._try(method, at, schedule(self.steps[at]).kernels)
         if self.best is None:
             if self.is_infeasible:
-                return self._answer(self._lacking())
-            if self.effort.was_cancelled:
-                raise CancelledError("cancelled before a plan was found")
+                envelope = self.effort.envelope(self.problem, "proof")
+                return GraphPlan(**envelope, budget_bytes=self.budget_bytes, infeasibility=self._lacking())
+            self.effort.expect_uncancelled()
             assert self.smallest is not None, "schedules by rule were tried"
             raise LimitReachedError(
                 f"no plan was found under {show_bytes(self.budget_bytes)}; the smallest takes "
                 f"{show_bytes(self.smallest[0])} ({self.smallest[0]} bytes). Give a larger budget."
             )
-        return self._answer(None)
+        return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved()))
 
     def _auto(self) -> None:
         for at, step in enumerate(self.steps):
@@ -204,7 +198,7 @@ class _Run:
         scale = unit_of(max(self.best_without_us, constant))
         kernels_us = self._best_us - gather_us(self.problem, self.wanted_rows)
         with self.effort.on_clock("build"):
-            of = of.within(kernels_us * (1.0 + _CLOSE))
+            of = of.within(kernels_us * (1.0 + CLOSE))
             formulated = formulate(self.problem, [of], budget_bytes, scale)
         nothing_lost = of.are_all
         for at in range(rounds):
@@ -277,12 +271,7 @@ class _Run:
         return self.effort.over() or self._is_proved()
 
     def _is_proved(self) -> bool:
-        gap = None if self.best is None else relative_gap(self.best.verdict.objective, self.bound)
-        return self._is_within(gap)
-
-    def _is_within(self, gap: float | None) -> bool:
-        """Return whether a gap is at most the one asked for."""
-        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+        return self.best is not None and self.effort.is_proved(self.best.verdict.objective, self.bound)
 
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self.bound)
@@ -295,41 +284,13 @@ class _Run:
         largest = tuple(largest_at(self.problem, program, schedule, at, _BLOCKERS))
         return Infeasibility(peak, peak - self.budget_bytes, kernel_words(program, schedule, at), largest)
 
-    def _answer(self, lacking: Infeasibility | None) -> GraphPlan:
-        if self.best is None:
-            return self._empty("proof", lacking)
-        return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved()))
-
-    def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> GraphPlan:
-        """Collect the fields that every answer states about its run."""
-        return GraphPlan(
-            name=self.problem.name,
-            problem_sha256=self.problem.sha256,
-            status="infeasible",
-            unit=self.problem.unit,
-            method=self.effort.options.method,
-            stopped_by=stopped_by,
-            seconds=dict(self.effort.seconds),
-            solver=self.effort.solver_facts(),
-            check={},
-            options=self.effort.options.to_document(),
-            budget_bytes=self.budget_bytes,
-            infeasibility=lacking,
-        )
-
     def _plan(self, found: _Found, stopped_by: str) -> GraphPlan:
-        verdict = found.verdict
-        gap = relative_gap(verdict.objective, self.bound)
-        return replace(
-            self._empty(stopped_by),
-            status="optimal" if self._is_within(gap) else "feasible",
-            objective=verdict.objective,
-            bound=self.bound,
-            gap=gap,
-            check=verdict.summary(),
+        return GraphPlan(
+            **self.effort.envelope(self.problem, stopped_by, found.verdict, self.bound),
+            budget_bytes=self.budget_bytes,
             choices=dict(found.order.choices),
             program=found.program,
             schedule=found.schedule,
-            kernels=verdict.kernels,
+            kernels=found.verdict.kernels,
             hot_rows=found.hot_rows,
         )

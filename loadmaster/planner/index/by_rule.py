@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadmaster.models.index.options import Option, all_options
 from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.index.serving import Option, all_options
 
 # Sums of the same times in another order are equal to so many digits.
 _CLOSE = 1e-9

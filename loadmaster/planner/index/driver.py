@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
+from loadmaster.errors import CheckFailedError, LimitReachedError
 from loadmaster.models.index.changes import changes
 from loadmaster.models.index.checker import Check, check
 from loadmaster.models.index.formulation import Formulated, formulate
 from loadmaster.models.index.limits import lacking, least_us
-from loadmaster.models.index.options import Option, options
-from loadmaster.models.index.plan import Choice, IndexPlan, Infeasibility
+from loadmaster.models.index.plan import Choice, IndexPlan
 from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.index.serving import Option, options
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import GOING_ON, Effort
+from loadmaster.planner.effort import CLOSE, GOING_ON, Effort, proved, unit_of
 from loadmaster.planner.index.by_rule import greedy, on_threads, one_for_all
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.planner.proved import proved, unit_of
-from loadmaster.solvers.solution import Solution, relative_gap
+from loadmaster.solvers.solution import Solution
 
-# Sums of the same times in another order are equal to so many digits.
-_CLOSE = 1e-9
 # A solver holds a row to its tolerance, the checker to the byte: what is over by less is excluded, so many times.
 _MOST_ROUNDS = 20
 
@@ -43,9 +40,7 @@ def plan_index(
         LimitReachedError: ``one-for-all`` was asked for, and no configuration serves all shards within the budget.
         CancelledError: cancelled before any plan.
     """
-    budget_bytes = options.budget_bytes
-    assert isinstance(budget_bytes, int), "settled options have one"
-    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+    return _Run(problem, Effort(options, on_progress, cancelled)).plan()
 
 
 @dataclass(frozen=True)
@@ -62,19 +57,19 @@ class _Found:
 
 
 class _Run:
-    def __init__(self, problem: IndexProblem, budget_bytes: int, effort: Effort) -> None:
-        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+    def __init__(self, problem: IndexProblem, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, effort.budget_bytes, effort
         with effort.on_clock("build"):
             self.options = [options(problem, s) for s in range(len(problem.shards))]
             self.bound = least_us(problem)
         self.best: _Found | None = None
 
     def plan(self) -> IndexPlan:
-        if self.effort.cancelled():
-            raise CancelledError("cancelled before a plan was found")
+        self.effort.expect_uncancelled()
         missing = lacking(self.problem, self.budget_bytes)
         if missing is not None:
-            return self._empty("proof", missing)
+            envelope = self.effort.envelope(self.problem, "proof")
+            return IndexPlan(**envelope, budget_bytes=self.budget_bytes, infeasibility=missing)
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             self._by_rule(self.effort.options.method)
             if self.effort.options.method == "auto":
@@ -86,7 +81,7 @@ class _Run:
                 f"no configuration serves all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or "
                 "the method auto, which gives each shard its own."
             )
-        return self._answer()
+        return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved(self.best)))
 
     def _by_rule(self, method: str) -> None:
         with self.effort.on_clock("solve"):
@@ -123,7 +118,7 @@ class _Run:
 
     def _quick(self, found: _Found) -> list[list[Option]]:
         """Filter options [shards] to those that a better plan can have: the others take too long."""
-        return [[o for o in of if o.time_us <= found.verdict.objective * (1 + _CLOSE)] for of in self.options]
+        return [[o for o in of if o.time_us <= found.verdict.objective * (1 + CLOSE)] for of in self.options]
 
     def _bounded(self, solution: Solution, unit_us: float, threads: int = 1) -> None:
         if solution.bound is not None:
@@ -134,7 +129,7 @@ class _Run:
         if self.problem.objective == "sum" or self.best is None or self.effort.over():
             return
         longest_us, total_us = self.best.verdict.objective, self.best.verdict.total_us
-        if total_us <= sum(of[-1].time_us for of in self.options) * (1 + _CLOSE):
+        if total_us <= sum(of[-1].time_us for of in self.options) * (1 + CLOSE):
             return
         of = self._quick(self.best)
         with self.effort.on_clock("build"):
@@ -190,8 +185,7 @@ class _Run:
             self._say(phase, "a better plan")
 
     def _is_proved(self, found: _Found) -> bool:
-        gap = relative_gap(found.verdict.objective, self._bound_below())
-        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+        return self.effort.is_proved(found.verdict.objective, self._bound_below())
 
     def _bound_below(self) -> float:
         """Lower bound, at most the objective in hand: a solver's last digits may say more."""
@@ -200,36 +194,10 @@ class _Run:
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self._bound_below())
 
-    def _answer(self) -> IndexPlan:
-        assert self.best is not None, "rules found a plan"
-        return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved(self.best)))
-
-    def _empty(self, stopped_by: str, missing: Infeasibility | None = None) -> IndexPlan:
-        """Collect the fields that every answer states about its run."""
-        return IndexPlan(
-            name=self.problem.name,
-            problem_sha256=self.problem.sha256,
-            status="infeasible",
-            unit=self.problem.unit,
-            method=self.effort.options.method,
-            stopped_by=stopped_by,
-            seconds=dict(self.effort.seconds),
-            solver=self.effort.solver_facts(),
-            check={},
-            options=self.effort.options.to_document(),
-            budget_bytes=self.budget_bytes,
-            infeasibility=missing,
-        )
-
     def _plan(self, found: _Found, stopped_by: str) -> IndexPlan:
-        verdict, bound = found.verdict, self._bound_below()
-        return replace(
-            self._empty(stopped_by),
-            status="optimal" if self._is_proved(found) else "feasible",
-            objective=verdict.objective,
-            bound=bound,
-            gap=relative_gap(verdict.objective, bound),
-            check=verdict.summary(),
+        return IndexPlan(
+            **self.effort.envelope(self.problem, stopped_by, found.verdict, self._bound_below()),
+            budget_bytes=self.budget_bytes,
             choices=found.choices,
             changes=tuple(changes(self.problem, [c.candidate for c in found.choices], self.budget_bytes)),
         )

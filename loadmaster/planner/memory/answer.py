@@ -1,58 +1,17 @@
-"""Plans of checked schedules: what the search knows of one, and what follows from its bound."""
+"""Bounds of plans: what follows from another one, and comparisons of costs that rounding tells apart."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from loadmaster.models.memory.checker import Check
-from loadmaster.models.memory.plan import MemoryPlan, Schedule
+from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.statements import overhead_gap
 from loadmaster.models.memory.unconstrained import unconstrained_cost
-from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import relative_gap
 
 # Objectives that differ by this share are the same one, summed in another order.
 ROUNDING = 1e-9
-
-
-def plan_of(
-    problem: MemoryProblem,
-    budget_bytes: int,
-    effort: Effort,
-    found: tuple[Schedule, Check, str],
-    bound: float | None,
-    unconstrained: float,
-    stopped_by: str,
-) -> MemoryPlan:
-    """Build the plan of a schedule, as the run stands.
-
-    Args:
-        found: the schedule, the verdict on it, and the method that found it.
-        unconstrained: objective of the step with memory to spare.
-    """
-    schedule, verdict, method = found
-    bound = at_most(bound, verdict.objective)
-    gap = relative_gap(verdict.objective, bound)
-    return MemoryPlan(
-        name=problem.name,
-        problem_sha256=problem.sha256,
-        budget_bytes=budget_bytes,
-        status="optimal" if gap is not None and gap <= effort.options.gap else "feasible",
-        objective=verdict.objective,
-        bound=bound,
-        gap=gap,
-        overhead_gap=overhead_gap(verdict.objective, bound, unconstrained),
-        unconstrained=unconstrained,
-        unit=problem.unit,
-        method=method,
-        stopped_by=stopped_by,
-        seconds=dict(effort.seconds),
-        solver=effort.solver_facts(),
-        check=verdict.summary(),
-        schedule=schedule,
-        options=effort.options.to_document(),
-    )
 
 
 def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:

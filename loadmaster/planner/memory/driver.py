@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable
 
-from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.memory import checkmate, chen, gist, plain, relaxation, unconstrained
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.groups import groups_by_mass
@@ -27,11 +27,10 @@ from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
-from loadmaster.planner.memory.checkpoint_search import checkpointed
+from loadmaster.planner.memory.checkpoint_search import checkpointed, keep_more
 from loadmaster.planner.memory.eviction_search import all_again, evict, least_planned, planned_budget
 from loadmaster.planner.memory.exact import solve_exactly
 from loadmaster.planner.memory.feasibility import find_feasible
-from loadmaster.planner.memory.keeping import keep_more
 from loadmaster.planner.memory.large_neighbourhood import improve
 from loadmaster.planner.memory.refinement import Refinement
 from loadmaster.planner.memory.search import Search
@@ -73,7 +72,7 @@ FIRST_SHARE = 0.3
 # hundreds of layers, or leaves such a gap.
 CHECKPOINT_GAP = 0.1
 CHECKPOINT_SHARE = 0.2
-# What these leave of the budget is filled for this long (:mod:`~loadmaster.planner.memory.keeping`).
+# What these leave of the budget is filled for this long (:mod:`~loadmaster.planner.memory.checkpoint_search`).
 KEEP_SHARE = 0.1
 # Where no plan exists, a budget that has one is looked for this long at most.
 MOST_SEEKING_S = 2.0
@@ -99,12 +98,10 @@ def plan_memory(
         CancelledError: cancelled before any plan.
         SolverError: a solve broke before any plan.
     """
-    budget_bytes = options.budget_bytes
-    assert isinstance(budget_bytes, int), "settled options have one"
     _expect_size(problem, options.method)
-    search = Search(problem, budget_bytes, Effort(options, on_progress, cancelled))
-    floor = minimum_budget(problem)
-    if floor.budget_bytes > budget_bytes:
+    effort = Effort(options, on_progress, cancelled)
+    search = Search(problem, effort.budget_bytes, effort)
+    if minimum_budget(problem).budget_bytes > search.budget_bytes:
         search.infeasible = True
         return _infeasible(search)
     with search.effort.keep_plan_on_crash(search.has_plan):
@@ -295,14 +292,10 @@ def _checkmate(search: Search, *, relaxes: bool) -> Schedule | None:
 def _answer(search: Search) -> MemoryPlan:
     """Build the plan in hand."""
     if search.best is None or search.verdict is None:
-        if search.effort.was_cancelled:
-            raise CancelledError("cancelled before a plan was found")
+        search.effort.expect_uncancelled()
         raise LimitReachedError(_no_plan(search))
     least_s = 1.0 + search.effort.left_s - search.left_s
-    return search.plan_of(
-        (search.best, search.verdict, search.method),
-        search.effort.stopped_by(proved=search.gap_is_proved(), least_s=least_s),
-    )
+    return search.plan(search.effort.stopped_by(proved=search.gap_is_proved(), least_s=least_s))
 
 
 def _no_plan(search: Search) -> str:
@@ -332,29 +325,11 @@ def _infeasible(search: Search) -> MemoryPlan:
             needed = max(needed, relaxed.least_budget_bytes(solution.bound))
             where = f"the end of the forward pass; largest operator: {floor.where}"
         needed = max(needed, search.budget_bytes + 1)
+    seeking_s = min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)
+    planned = planned_budget(search, needed, seeking_s)
     return MemoryPlan(
-        name=problem.name,
-        problem_sha256=problem.sha256,
+        **search.effort.envelope(problem, "proof"),
         budget_bytes=search.budget_bytes,
-        status="infeasible",
-        objective=None,
-        bound=None,
-        gap=None,
-        overhead_gap=None,
         unconstrained=search.unconstrained,
-        unit=problem.unit,
-        method=search.effort.options.method,
-        stopped_by="proof",
-        seconds=dict(search.effort.seconds),
-        solver=search.effort.solver_facts(),
-        check={},
-        schedule=None,
-        infeasibility=Infeasibility(
-            needed,
-            needed - search.budget_bytes,
-            where,
-            floor.blockers,
-            planned_budget(search, needed, min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)),
-        ),
-        options=search.effort.options.to_document(),
+        infeasibility=Infeasibility(needed, needed - search.budget_bytes, where, floor.blockers, planned),
     )

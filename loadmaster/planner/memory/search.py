@@ -1,13 +1,8 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). Five more stand on them:
-:mod:`~loadmaster.planner.memory.refinement` puts the boundaries of relaxations where they tell most,
-:mod:`~loadmaster.planner.memory.eviction_search` finds first plans,
-:mod:`~loadmaster.planner.memory.checkpoint_search` others in which whole segments run again,
-:mod:`~loadmaster.planner.memory.large_neighbourhood` solves parts of a restriction around the best plan,
-:mod:`~loadmaster.planner.memory.feasibility` finds a first plan where memory leaves little room. Every plan is
-completed and checked before it counts.
+(:mod:`loadmaster.models.memory.banded`). Other modules of this package stand on them. Every plan is completed and
+checked before it counts.
 """
 
 from __future__ import annotations
@@ -27,9 +22,9 @@ from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.relaxation_points import Relaxation
 from loadmaster.models.memory.rows import OutOfTimeError
+from loadmaster.models.memory.statements import overhead_gap
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import GOING_ON, Effort
-from loadmaster.planner.memory import answer
 from loadmaster.planner.memory.answer import ROUNDING, at_most, lesser
 from loadmaster.planner.memory.retries import NO_ANSWER, Retries
 from loadmaster.planner.memory.slots import Slots
@@ -316,13 +311,19 @@ class Search:
         best = self
         if self.fallback is not None and lesser(self.objective, self.fallback.objective) != self.objective:
             best = self.fallback
-        assert best.best is not None and best.verdict is not None, "a plan is in hand"
-        return best.plan_of((best.best, best.verdict, best.method), GOING_ON)
+        return best.plan(GOING_ON)
 
-    def plan_of(self, found: tuple[Schedule, Check, str], stopped_by: str) -> MemoryPlan:
-        """Build the plan of a checked schedule that a method found, with the bound so far."""
-        problem, budget_bytes = self.problem, self.budget_bytes
-        return answer.plan_of(problem, budget_bytes, self.effort, found, self.bound, self.unconstrained, stopped_by)
+    def plan(self, stopped_by: str) -> MemoryPlan:
+        """Build the plan of the best schedule, with the bound so far."""
+        assert self.verdict is not None, "a plan is in hand"
+        bound = at_most(self.bound, self.verdict.objective)
+        return MemoryPlan(
+            **self.effort.envelope(self.problem, stopped_by, self.verdict, bound, self.method),
+            budget_bytes=self.budget_bytes,
+            overhead_gap=overhead_gap(self.verdict.objective, bound, self.unconstrained),
+            unconstrained=self.unconstrained,
+            schedule=self.best,
+        )
 
     def take_fallback(self) -> None:
         """Take the fallback's plan if it is better, and drop the fallback."""
@@ -337,7 +338,8 @@ class Search:
 
     def gap_is_proved(self) -> bool:
         """Return whether the plan in hand is within the asked gap."""
-        return self.gap is not None and self.gap <= self.effort.options.gap
+        objective = self.objective
+        return objective is not None and self.effort.is_proved(objective, at_most(self.bound, objective))
 
     def _good(self, objective: float | None) -> bool:
         """Return whether an objective that is still being solved is good enough to end that solve."""

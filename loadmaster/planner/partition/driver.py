@@ -15,11 +15,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from loadmaster.errors import CancelledError, LimitReachedError
+from loadmaster.errors import LimitReachedError
 from loadmaster.models.partition import transport
 from loadmaster.models.partition.checker import Check, Rules, check
 from loadmaster.models.partition.choices import Choices, coarsened
@@ -27,16 +26,14 @@ from loadmaster.models.partition.moments import Memory, Moment, in_units
 from loadmaster.models.partition.plan import Infeasibility, PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import GOING_ON, Effort
+from loadmaster.planner.effort import CLOSE, GOING_ON, Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.partition.lagrangian import join, least_bytes, search
 from loadmaster.planner.partition.modules import by_roles
 from loadmaster.planner.partition.pairwise import minimize
 from loadmaster.planner.partition.restrictions import METHODS
-from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
+from loadmaster.solvers.solution import Solution, SolverStatus
 
-# Sums of the same costs in another order are equal to so many digits.
-_CLOSE = 1e-9
 # What solvers tolerate: of a bound of theirs, scaled to about one, so much is not proved.
 _TOLERANCE = 1e-6
 # Numbers of all costs up to which elimination takes no time worth counting, nor a program of what memory is needed.
@@ -58,19 +55,18 @@ def plan_partition(
         LimitReachedError: there may be a plan under the budget, but none was found.
         CancelledError: cancelled before any plan.
     """
-    budget_bytes = options.budget_bytes
-    assert isinstance(budget_bytes, int), "settled options have one"
     effort = Effort(options, on_progress, cancelled)
     with effort.on_clock("build"):
         choices = coarsened(problem)
-    return _Run(choices, budget_bytes, effort).plan()
+    return _Run(choices, effort).plan()
 
 
 class _Run:
     """One run, or with ``whole`` a part of that one among fewer choices, whose bound bounds no other plan."""
 
-    def __init__(self, choices: Choices, budget_bytes: int, effort: Effort, whole: _Run | None = None) -> None:
-        self.choices, self.problem, self.budget_bytes, self.effort = choices, choices.problem, budget_bytes, effort
+    def __init__(self, choices: Choices, effort: Effort, whole: _Run | None = None) -> None:
+        self.choices, self.problem, self.effort = choices, choices.problem, effort
+        self.budget_bytes = effort.budget_bytes
         self.whole = whole
         with effort.on_clock("build"):
             self.memory = Memory(choices)
@@ -85,8 +81,7 @@ class _Run:
         self.covers: list[transport.Cover] = []
 
     def plan(self) -> PartitionPlan:
-        if self.effort.cancelled():
-            raise CancelledError("cancelled before a plan was found")
+        self.effort.expect_uncancelled()
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if self._is_infeasible():
                 self._least()
@@ -96,13 +91,13 @@ class _Run:
                 self._by_roles()
             else:
                 self._by_method(self.effort.options.method)
-        if self.best is None:
-            if self.effort.was_cancelled:
-                raise CancelledError("cancelled before a plan was found")
+        if self.best is None or self.verdict is None:
+            self.effort.expect_uncancelled()
             if self._is_infeasible():
-                return self._answer(self._lacking())
+                envelope = self.effort.envelope(self.problem, "proof")
+                return PartitionPlan(**envelope, budget_bytes=self.budget_bytes, infeasibility=self._lacking())
             raise LimitReachedError(self._nothing_found())
-        return self._answer(None)
+        return self._plan(self.best[1], self.verdict, self.effort.stopped_by(proved=self._is_proved()))
 
     def _nothing_found(self) -> str:
         found = f"no plan was found under {show_bytes(self.budget_bytes)}"
@@ -151,7 +146,7 @@ class _Run:
                 break
             with self.effort.on_clock("solve"):
                 _, optimum = minimize(choices.unary, choices.pairs, stop=self.effort.over)
-            run = _Run(choices, self.budget_bytes, self.effort, self)
+            run = _Run(choices, self.effort, self)
             if math.isfinite(optimum) and not run._is_infeasible():
                 runs.append((optimum, run))
         runs.sort(key=lambda one: one[0])
@@ -207,7 +202,7 @@ class _Run:
             chosen, optimum = minimize(self.choices.unary, self.choices.pairs, stop=self.effort.over)
         self._prove(optimum)
         self._try("elimination", chosen)
-        if self.best is None or self.best[0] > (self.bound or 0.0) * (1 + _CLOSE):
+        if self.best is None or self.best[0] > (self.bound or 0.0) * (1 + CLOSE):
             otherwise()
         if not self._done():
             self._prices(optimum)
@@ -325,11 +320,7 @@ class _Run:
         return self.effort.over() or self._is_proved()
 
     def _is_proved(self) -> bool:
-        return self._is_within(None if self.best is None else relative_gap(self.best[0], self.bound))
-
-    def _is_within(self, gap: float | None) -> bool:
-        """Return whether a gap is at most the one asked for."""
-        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+        return self.best is not None and self.effort.is_proved(self.best[0], self.bound)
 
     @property
     def bound_of_all(self) -> float | None:
@@ -339,37 +330,10 @@ class _Run:
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best[0], self.bound_of_all)
 
-    def _answer(self, lacking: Infeasibility | None) -> PartitionPlan:
-        if self.best is None or self.verdict is None:
-            return self._empty("proof", lacking)
-        return self._plan(self.best[1], self.verdict, self.effort.stopped_by(proved=self._is_proved()))
-
-    def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> PartitionPlan:
-        """Collect the fields that every answer states about its run."""
-        return PartitionPlan(
-            name=self.problem.name,
-            problem_sha256=self.problem.sha256,
-            status="infeasible",
-            unit=self.problem.unit,
-            method=self.effort.options.method,
-            stopped_by=stopped_by,
-            seconds=dict(self.effort.seconds),
-            solver=self.effort.solver_facts(),
-            check={},
-            options=self.effort.options.to_document(),
-            budget_bytes=self.budget_bytes,
-            infeasibility=lacking,
-        )
-
     def _plan(self, splits: Splits, verdict: Check, stopped_by: str) -> PartitionPlan:
-        gap = relative_gap(verdict.objective, self.bound_of_all)
-        return replace(
-            self._empty(stopped_by),
-            status="optimal" if self._is_within(gap) else "feasible",
-            objective=verdict.objective,
-            bound=self.bound_of_all,
-            gap=gap,
-            check=verdict.summary(),
+        return PartitionPlan(
+            **self.effort.envelope(self.problem, stopped_by, verdict, self.bound_of_all),
+            budget_bytes=self.budget_bytes,
             splits=splits,
             redistributions=verdict.redistributions,
         )

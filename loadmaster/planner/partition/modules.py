@@ -1,6 +1,6 @@
 """Plans that a model's own modules can run, by ``fully_shard`` and by hooks around them: choices with fewer states.
 
-Every axis of the mesh has one role for the whole model (:mod:`loadmaster.models.partition.roles`).
+Every axis of the mesh has one role for the whole model (:mod:`loadmaster.models.partition.plan`).
 
 On an axis that divides batches, everything computed from the batch is split along its first dimension, and operators
 need parameters whole. Axes that shard divide one dimension of a parameter.
@@ -26,8 +26,8 @@ import numpy as np
 
 from loadmaster.models.partition.choices import Choices, Variable, coarsened
 from loadmaster.models.partition.placements import WHOLE, Placement
+from loadmaster.models.partition.plan import Role
 from loadmaster.models.partition.problem import PartitionProblem
-from loadmaster.models.partition.roles import Role
 from loadmaster.models.partition.sides import Side, sides
 from loadmaster.solvers.program import FloatArray, IntArray
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
+from loadmaster.errors import CheckFailedError, LimitReachedError
 from loadmaster.models.placement import room, timed
 from loadmaster.models.placement import slots as slots_of
 from loadmaster.models.placement.accesses import Accesses
@@ -17,14 +17,13 @@ from loadmaster.models.placement.limits import least_bytes, peak_bytes
 from loadmaster.models.placement.plan import Infeasibility, Moves, PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import GOING_ON, Effort
+from loadmaster.planner.effort import GOING_ON, Effort, proved, unit_of
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.planner.placement.clock import Clock, of_fluid
 from loadmaster.planner.placement.evictions import Evictions, TiersFullError
+from loadmaster.planner.placement.links import Clock, of_fluid
 from loadmaster.planner.placement.search import Found, Search
-from loadmaster.planner.proved import proved, unit_of
 from loadmaster.solvers.program import FloatArray
-from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
+from loadmaster.solvers.solution import Solution, SolverStatus
 
 # Slots of the fluid relaxation. More of them raise the bound by less than 1 % on traces of 1,500 operators, and the
 # solve takes the square of the time.
@@ -39,8 +38,6 @@ ROOM_ROUNDS = 50
 WORKS_SHARE = 2**-16
 # Moves are ordered by a clock, and make another one: so often it is asked again.
 CLOCKS = 4
-# Sums of the same times in another order are equal to so many digits.
-_CLOSE = 1e-9
 
 
 def plan_placement(
@@ -56,25 +53,22 @@ def plan_placement(
         LimitReachedError: the tiers may have room for a plan, but none was found.
         CancelledError: cancelled before any plan.
     """
-    budget_bytes = options.budget_bytes
-    assert isinstance(budget_bytes, int), "settled options have one"
-    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+    return _Run(problem, Effort(options, on_progress, cancelled)).plan()
 
 
 class _Run:
-    def __init__(self, problem: PlacementProblem, budget_bytes: int, effort: Effort) -> None:
-        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+    def __init__(self, problem: PlacementProblem, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, effort.budget_bytes, effort
         self.accesses = Accesses(problem)
-        self.search = Search(self.accesses, budget_bytes, effort.options.seed)
+        self.search = Search(self.accesses, self.budget_bytes, effort.options.seed)
         self.bound = problem.compute_us
         self.best: Found | None = None
 
     def plan(self) -> PlacementPlan:
-        if self.effort.cancelled():
-            raise CancelledError("cancelled before a plan was found")
+        self.effort.expect_uncancelled()
         lacking = self._too_little()
         if lacking is not None:
-            return self._answer(None, None, self._infeasibility(lacking))
+            return self._infeasible(lacking)
         if int(self.accesses.live_bytes.max()) <= self.budget_bytes:
             return self._checked(Moves())
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
@@ -100,16 +94,14 @@ class _Run:
                     break
                 solution = self.effort.solved(formulated.program, lambda: self._say("room", "solving"), gap=0.0)
                 if solution.status is SolverStatus.INFEASIBLE:
-                    at = int(self.accesses.live_bytes.argmax())
-                    return self._answer(None, None, self._infeasibility(at))
+                    return self._infeasible(int(self.accesses.live_bytes.argmax()))
                 if solution.values is None:
                     break
                 moves = formulated.moves(solution.values)
                 if check(self.problem, moves, self.budget_bytes, self.accesses).ok:
                     return self._checked(moves)
                 formulated = formulated.without(solution.values, f"excluded[{at}]")
-        if self.effort.was_cancelled:
-            raise CancelledError("cancelled before a plan was found")
+        self.effort.expect_uncancelled()
         raise LimitReachedError(
             "no plan was found whose copies fit the tiers. Give a tier more capacity_bytes, or a larger budget."
         )
@@ -117,7 +109,8 @@ class _Run:
     def _checked(self, moves: Moves) -> PlacementPlan:
         with self.effort.on_clock("check"):
             verdict = check(self.problem, moves, self.budget_bytes)
-        return self._answer(moves, verdict, None)
+        self.effort.say("solved", f"{show_bytes(verdict.peak_bytes)} at the most", verdict.objective, self.bound)
+        return self._plan(moves, verdict, self.effort.stopped_by(proved=self._is_proved(verdict.objective)))
 
     def _too_little(self) -> int | None:
         """Find an operator that plainly has too little memory: it needs more by itself, or with all tiers full."""
@@ -130,7 +123,7 @@ class _Run:
                 return None
         return at
 
-    def _infeasibility(self, at: int) -> Infeasibility:
+    def _infeasible(self, at: int) -> PlacementPlan:
         """Explain that no plan exists, with a budget that has one: the least one, if the tiers hold whatever comes."""
         where = f"operator {at} ({self.problem.operators[at].words})"
         low, works = max(least_bytes(self.problem)[0], self.budget_bytes + 1), peak_bytes(self.problem)
@@ -145,7 +138,9 @@ class _Run:
         exact = self._kept(works)
         if exact is not None and self._kept(exact) is not None:
             works = exact
-        return Infeasibility(works, works - self.budget_bytes, where)
+        lacking = Infeasibility(works, works - self.budget_bytes, where)
+        envelope, us = self.effort.envelope(self.problem, "proof"), self.problem.compute_us
+        return PlacementPlan(**envelope, budget_bytes=self.budget_bytes, compute_us=us, infeasibility=lacking)
 
     def _kept(self, budget_bytes: int) -> int | None:
         """Bytes on the device at most after evictions that keep a budget; None where they find no room."""
@@ -243,8 +238,7 @@ class _Run:
         return self.effort.over() or (self.best is not None and self._is_proved(self.best.step_us))
 
     def _is_proved(self, step_us: float) -> bool:
-        gap = relative_gap(step_us, self.bound)
-        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+        return self.effort.is_proved(step_us, self.bound)
 
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.step_us, self.bound)
@@ -259,35 +253,12 @@ class _Run:
         if not verdict.ok:
             name, first = self.problem.name, verdict.violations[0]
             raise CheckFailedError(f"a plan of {name} fails its check: {first}. Please report it.")
-        return self._plan(moves, verdict, None, GOING_ON)
+        return self._plan(moves, verdict, GOING_ON)
 
-    def _answer(self, moves: Moves | None, verdict: Check | None, lacking: Infeasibility | None) -> PlacementPlan:
-        if verdict is None:
-            return self._plan(moves, verdict, lacking, "proof")
-        self.effort.say("solved", f"{show_bytes(verdict.peak_bytes)} at the most", verdict.objective, self.bound)
-        return self._plan(moves, verdict, lacking, self.effort.stopped_by(proved=self._is_proved(verdict.objective)))
-
-    def _plan(
-        self, moves: Moves | None, verdict: Check | None, lacking: Infeasibility | None, stopped_by: str
-    ) -> PlacementPlan:
-        objective = None if verdict is None else verdict.objective
-        proved = objective is not None and self._is_proved(objective)
+    def _plan(self, moves: Moves, verdict: Check, stopped_by: str) -> PlacementPlan:
         return PlacementPlan(
-            name=self.problem.name,
-            problem_sha256=self.problem.sha256,
-            status="infeasible" if moves is None else "optimal" if proved else "feasible",
-            objective=objective,
-            bound=None if moves is None else self.bound,
-            gap=relative_gap(objective, self.bound),
-            unit=self.problem.unit,
-            method=self.effort.options.method,
-            stopped_by=stopped_by,
-            seconds=dict(self.effort.seconds),
-            solver=self.effort.solver_facts(),
-            check={} if verdict is None else verdict.summary(),
-            options=self.effort.options.to_document(),
+            **self.effort.envelope(self.problem, stopped_by, verdict, self.bound),
             budget_bytes=self.budget_bytes,
             compute_us=self.problem.compute_us,
             moves=moves,
-            infeasibility=lacking,
         )

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from loadmaster.models.placement.plan import Absence, Moves, Store
-from loadmaster.planner.placement.clock import Clock
 from loadmaster.planner.placement.evictions import Evictions
+from loadmaster.planner.placement.links import Clock
 
 
 class Job(NamedTuple):

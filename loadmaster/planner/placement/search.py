@@ -18,9 +18,8 @@ from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.checker import Check, check
 from loadmaster.models.placement.plan import Moves
 from loadmaster.models.placement.replay import Timeline
-from loadmaster.planner.placement.clock import Clock
 from loadmaster.planner.placement.evictions import Evictions, TiersFullError
-from loadmaster.planner.placement.links import Links
+from loadmaster.planner.placement.links import Clock, Links
 from loadmaster.planner.placement.schedule import queued
 
 # A step that is so much longer is still gone on from: the way to a better one may lead over it.

@@ -13,9 +13,8 @@ from loadmaster.errors import InputError
 from loadmaster.executor.partition.apply import apply
 from loadmaster.executor.partition.module_step import ModuleStep
 from loadmaster.executor.partition.split import split
-from loadmaster.models.partition.plan import PartitionPlan
+from loadmaster.models.partition.plan import PartitionPlan, Role, roles_of
 from loadmaster.models.partition.problem import PartitionProblem
-from loadmaster.models.partition.roles import Role, roles_of
 from loadmaster.planner.partition.modules import by_roles
 from loadmaster.planner.partition.pairwise import minimize
 from tests.executor.partition.models import made

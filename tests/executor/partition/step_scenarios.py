@@ -31,11 +31,11 @@ from loadmaster.executor.partition.traced import TracedStep, traced_step
 from loadmaster.executor.steps.batch import batch_of
 from loadmaster.models.partition.checker import check
 from loadmaster.models.partition.choices import coarsened
-from loadmaster.models.partition.collectives import collectives
 from loadmaster.models.partition.documents import read_problem, write_problem
 from loadmaster.models.partition.placements import TERM, divides, possible
 from loadmaster.models.partition.plan import PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.sides import collectives
 from loadmaster.models.partition.traffic import Traffic
 from tests.executor.partition.models import Made, made
 from tests.models.partition.instances import axes

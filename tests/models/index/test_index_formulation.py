@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.index.formulation import formulate
-from loadmaster.models.index.options import all_options, options
 from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.index.serving import all_options, options
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.index.index_instances import best_of_all, by_dynamic_program, random_problem

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
+from loadmaster.models.memory.variants import least_resident_bytes, with_resident
 from tests.models.memory.instances import random_problem
 
 

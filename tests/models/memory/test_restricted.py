@@ -11,7 +11,7 @@ from loadmaster import planner
 from loadmaster.errors import InputError
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.restricted import restrictions
+from loadmaster.models.memory.variants import restrictions
 from loadmaster.planner import PlanOptions
 from tests.models.memory.brute_force import best_objective, best_over_an_endless_link
 from tests.models.memory.instances import random_problem, seeds

@@ -6,8 +6,7 @@ import pytest
 
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.trace import PLANNED, planned_events
-from loadmaster.models.memory.verdict import Check, Copy, Event
+from loadmaster.models.memory.verdict import PLANNED, Check, Copy, Event, planned_events
 from tests.models.memory.instances import random_problem
 
 

@@ -9,10 +9,9 @@ import pytest
 from loadmaster.errors import InputError
 from loadmaster.models.partition import documents
 from loadmaster.models.partition.checker import Check, check
-from loadmaster.models.partition.limits import least_bytes, spread, whole_bytes
+from loadmaster.models.partition.limits import least_bytes, spread, summary, whole_bytes
 from loadmaster.models.partition.plan import Redistribution, Splits
 from loadmaster.models.partition.problem import PartitionProblem
-from loadmaster.models.partition.summary import summary
 from tests.models.partition.instances import axes, two_products
 
 PLENTY = 1 << 40

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from loadmaster.models.partition.checker import check
 from loadmaster.models.partition.choices import coarsened
 from loadmaster.models.partition.documents import read_problem, write_problem
-from loadmaster.models.partition.limits import least_bytes
+from loadmaster.models.partition.limits import least_bytes, summary
 from loadmaster.models.partition.placements import Mesh, code
 from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import Axis, PartitionProblem
 from loadmaster.models.partition.sides import lives, sides
-from loadmaster.models.partition.summary import summary
 from tests.models.partition.instances import axes, every_plan, random_problem, two_products, unequal
 from tests.models.partition.test_traffic import held_by
 

@@ -15,10 +15,8 @@ from loadmaster.models.hardware import hardware
 from loadmaster.models.placement.documents import read_problem
 from loadmaster.models.placement.limits import peak_bytes
 from loadmaster.models.placement.policies.correlation import Correlation
-from loadmaster.models.placement.policies.eviction import Belady, Lru
-from loadmaster.models.placement.policies.named import POLICIES, run_policy
-from loadmaster.models.placement.policies.outcome import of_log
-from loadmaster.models.placement.policies.policy import Policy
+from loadmaster.models.placement.policies.outcome import POLICIES, of_log, run_policy
+from loadmaster.models.placement.policies.policy import Belady, Lru, Policy
 from loadmaster.models.placement.policies.simulator import replay_under
 from loadmaster.models.placement.presets import transformer
 from loadmaster.models.placement.problem import Operator, PlacementProblem

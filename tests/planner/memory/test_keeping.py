@@ -11,8 +11,8 @@ from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.checkpoints import at_narrow_places, formulate
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory.checkpoint_search import keep_more
 from loadmaster.planner.memory.eviction_search import evict
-from loadmaster.planner.memory.keeping import keep_more
 from loadmaster.planner.memory.search import Search
 from loadmaster.planner.options import PlanOptions
 from tests.models.memory.instances import UNIT, budgets, loops, random_problem, seeds

@@ -8,9 +8,8 @@ import pytest
 
 import loadmaster
 from loadmaster.models.partition.checker import check
-from loadmaster.models.partition.plan import PartitionPlan, Splits
+from loadmaster.models.partition.plan import PartitionPlan, Splits, roles_of
 from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
-from loadmaster.models.partition.roles import roles_of
 from loadmaster.planner.options import PlanOptions
 from tests.models.partition.instances import axes, every_plan, two_products
 

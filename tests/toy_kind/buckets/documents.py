@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from buckets.problem import BucketsPlan, BucketsProblem
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.documents import KindDocuments
 
 
 def check_problem(problem: BucketsProblem) -> None:
@@ -22,23 +20,6 @@ def check_problem(problem: BucketsProblem) -> None:
             raise InputError(f"gradients[{n}].ready_us", ready_us, "is before its predecessor's", remedy)
 
 
-def read_problem(document: Document) -> BucketsProblem:
-    """A problem from its document."""
-    problem = read(BucketsProblem, PROBLEM_SCHEMA, document)
-    check_problem(problem)
-    return problem
-
-
-def write_problem(problem: BucketsProblem) -> dict[str, Any]:
-    """The document of a problem."""
-    return write(PROBLEM_SCHEMA, problem)
-
-
-def read_plan(document: Document) -> BucketsPlan:
-    """A plan from its document; the checker says whether it holds."""
-    return read(BucketsPlan, PLAN_SCHEMA, document)
-
-
-def write_plan(plan: BucketsPlan) -> dict[str, Any]:
-    """The document of a plan."""
-    return write(PLAN_SCHEMA, plan)
+DOCUMENTS = KindDocuments(BucketsProblem, BucketsPlan, check_problem)
+read_problem, write_problem = DOCUMENTS.read_problem, DOCUMENTS.write_problem
+read_plan, write_plan = DOCUMENTS.read_plan, DOCUMENTS.write_plan

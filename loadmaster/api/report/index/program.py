@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadmaster.api.report.index.view import View
 from loadmaster.api.report.programs import mps_file
 from loadmaster.models.index.formulation import formulate
-from loadmaster.models.index.options import options
+from loadmaster.models.index.serving import options
 
 __all__ = ["mps"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadmaster.api.report.memory.view import View
-from loadmaster.models.memory.trace import planned_events
+from loadmaster.models.memory.verdict import planned_events
 
 
 def chrome_trace(view: View) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from loadmaster.api.columns import table
 from loadmaster.api.report.partition.view import View
 from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
 from loadmaster.models.partition.checker import Check
-from loadmaster.models.partition.collectives import collectives
 from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
+from loadmaster.models.partition.sides import collectives
 from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 _MOST_TENSORS = 20

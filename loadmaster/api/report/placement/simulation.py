@@ -15,8 +15,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
 from loadmaster.models.placement.checker import check
 from loadmaster.models.placement.plan import PlacementPlan
-from loadmaster.models.placement.policies.named import run_policy
-from loadmaster.models.placement.policies.outcome import PolicyRun, of_plan
+from loadmaster.models.placement.policies.outcome import PolicyRun, of_plan, run_policy
 from loadmaster.models.placement.policies.simulator import expect_budget
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import byte_scale, show_bytes, show_cost, show_share

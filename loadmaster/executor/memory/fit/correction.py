@@ -24,9 +24,9 @@ from loadmaster.executor.memory.capture import CapturedStep
 from loadmaster.executor.memory.fit.contest import WORTH_A_TRY
 from loadmaster.executor.memory.fit.trials import Correction, Trial
 from loadmaster.models.memory.checker import Check, check
-from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.variants import least_resident_bytes, with_resident
 
 LARGE_BYTES = 1 << 20
 IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan

@@ -12,7 +12,7 @@ from loadmaster.executor.steps.timeline import Timeline
 from loadmaster.models.memory.checker import check_plan
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.trace import planned_events
+from loadmaster.models.memory.verdict import planned_events
 from loadmaster.models.trace_events import TraceEvent, level, process, run
 from loadmaster.models.units import show_bytes, show_cost
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -9,9 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from loadmaster.errors import InputError
 from loadmaster.models.placement.checker import Check
 from loadmaster.models.placement.plan import Moves
-from loadmaster.models.placement.policies.simulator import Log
+from loadmaster.models.placement.policies.correlation import Correlation
+from loadmaster.models.placement.policies.policy import Belady, Lru, Policy
+from loadmaster.models.placement.policies.simulator import STEPS, Log, replay_under
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.solvers.program import IntArray
 
@@ -157,3 +161,32 @@ def _waits(problem: PlacementProblem, starts: FloatArray) -> FloatArray:
     ended = np.concatenate([[0.0], (starts + times)[:-1]])
     # Sums of times are rounded.
     return np.where(starts - ended > 1e-9 * (1.0 + starts), starts - ended, 0.0)
+
+
+POLICIES: dict[str, Callable[[PlacementProblem], Policy]] = {
+    "lru": lambda problem: Lru(),
+    "belady": Belady,
+    "correlation": Correlation,
+}
+
+
+def run_policy(
+    problem: PlacementProblem,
+    policy: str | Policy,
+    budget_bytes: int,
+    *,
+    steps: int = STEPS,
+    invalidate: bool = True,
+    tier: int = 0,
+) -> PolicyRun:
+    """The step under a policy: one of :data:`POLICIES` as it is by default, or one that was made with other parameters.
+
+    Raises:
+        InputError: no policy has this name, or an operator alone needs more than the budget.
+    """
+    if isinstance(policy, str):
+        if policy not in POLICIES:
+            raise InputError("policy", policy, "is no policy", f"Choose one of: {', '.join(POLICIES)}.")
+        policy = POLICIES[policy](problem)
+    log = replay_under(problem, policy, budget_bytes, steps=steps, invalidate=invalidate, tier=tier)
+    return of_log(problem, policy.name, log, tier)

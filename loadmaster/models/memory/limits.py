@@ -1,4 +1,4 @@
-"""Summary of a captured step: its peak and time as PyTorch runs it, the least budget, and what fills the peak."""
+"""Budgets between the least that may do and the most that is of use, and the summary of a captured step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.summary import Summary
 from loadmaster.models.units import show_at_least, show_bytes, show_cost
+
+
+def spread(problem: MemoryProblem, count: int) -> list[int]:
+    """Spread ``count`` budgets evenly from a little above the provable minimum to the plain step's peak.
+
+    Where the problem states a budget that is less than this peak, they end there.
+    """
+    low, high = 1.1 * minimum_budget(problem).budget_bytes, plain.peak_bytes(problem)
+    if problem.budget_bytes is not None:
+        high = min(high, problem.budget_bytes)
+    low = min(low, high)
+    return [round(low + (high - low) * n / (count - 1)) for n in range(count)]
 
 
 def summary(problem: MemoryProblem) -> Summary:
