@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadmaster.executor.costs.corrected import Corrected
+from loadmaster.executor.costs.model import Corrected
 from loadmaster.executor.memory.capture import CapturedStep
 from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.models.memory.checker import Check, check

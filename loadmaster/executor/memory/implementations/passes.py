@@ -22,7 +22,7 @@ from loadmaster.executor.memory.implementations.dropout import seed_dropout
 from loadmaster.executor.memory.implementations.joined_slices import join_slices
 from loadmaster.executor.memory.implementations.reduced_losses import reduce_losses
 from loadmaster.executor.steps.drawn_once import EACH_DRAW_ITS_OWN
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from loadmaster.executor.torch_private.inductor import eliminate_common_subexpressions
 from loadmaster.executor.torch_private.tracing import codegen_of
 
