@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loadmaster.executor.index.trials import Ran
+from loadmaster.executor.index.fit import Ran
 from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray
 from loadmaster.models.index.features import Features
 from loadmaster.models.index.predictor import FIGURES, moved_keys

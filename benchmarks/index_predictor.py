@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.index_network import Network
-from loadmaster.executor.index.trials import Ran, read_rows
+from loadmaster.executor.index.fit import Ran, read_rows
 from loadmaster.models.index.configuration import Configuration
 from loadmaster.models.index.features import Features
 from loadmaster.models.index.predictor import FIGURES, Row, fit, moved_keys, predict

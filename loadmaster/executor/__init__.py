@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
     from loadmaster.executor.memory.run.knob_step import KnobStep
     from loadmaster.executor.partition.apply import apply as apply_partition
+    from loadmaster.executor.partition.apply import split
     from loadmaster.executor.partition.capture import capture as capture_partition
     from loadmaster.executor.partition.graph_step import PartitionedStep
     from loadmaster.executor.partition.module_step import ModuleStep
-    from loadmaster.executor.partition.split import split
     from loadmaster.executor.placement.cache.tensor_cache import TensorCache
     from loadmaster.executor.placement.capture import capture as capture_placement
     from loadmaster.executor.placement.pager.pager import Pager
@@ -72,7 +72,7 @@ _HOME = {
     "capture_placement": ("loadmaster.executor.placement.capture", "capture"),
     "fit": ("loadmaster.executor.memory.fit.fit", "fit"),
     "measure": ("loadmaster.executor.steps.measure", "measure"),
-    "split": ("loadmaster.executor.partition.split", "split"),
+    "split": ("loadmaster.executor.partition.apply", "split"),
 }
 
 

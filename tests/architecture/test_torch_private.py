@@ -22,6 +22,7 @@ SETS_TORCH = {
 # Module that replaces attributes by ``patched``, ``patch.object`` or ``setattr`` -> why the list has none of them.
 REPLACES = {
     "loadmaster.executor.steps.one_graph.graph_breaks": "sets settings of Dynamo's",
+    "loadmaster.executor.steps.one_graph.replaced_attributes": "has the function that sets what others list",
     "loadmaster.executor.steps.launches": "sets names in modules that Inductor wrote",
     "loadmaster.executor.steps.tracing": "sets what others list",
     "loadmaster.executor.memory.implementations.passes": "sets what others list",

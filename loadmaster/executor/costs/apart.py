@@ -37,12 +37,11 @@ Found = OperatorMeasurement | str
 
 @dataclass(frozen=True)
 class Sent:
-    """An operator's call in the form in which it is sent to a child.
+    """A :class:`Call` in the form in which it is sent to a child.
 
     Attributes:
-        name: of the operator, ``namespace::name``.
-        modules: one of them defines it, when it is imported.
-        args, kwargs, result: of a :class:`Call`.
+        name: ``namespace::name``.
+        modules: one of them defines the operator, when it is imported.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Request:
     """Everything that a child is asked: calls to measure, and settings to measure them under.
 
     Attributes:
-        device: to measure on.
         options: of the :class:`~loadmaster.executor.costs.profiled.Profiler`.
         float32: the precision of products.
         tf32: of convolutions.

@@ -71,7 +71,8 @@ def limits_of(target: object, arguments: Arguments) -> Limits:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 raise NotUnderstoodError(f"its argument {name!r} is no dense tensor")
             if tensor.numel() and not (takes_any or tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-                raise NotUnderstoodError(f"which {_word(tensor)} its argument {name!r} may hold is not known")
+                word = "Booleans" if tensor.dtype == torch.bool else "whole numbers"
+                raise NotUnderstoodError(f"which {word} its argument {name!r} may hold is not known")
     limits = {} if rule is None else rule(arguments)
     if limits is None:
         raise NotUnderstoodError("it is called in a way whose limits are not known")
@@ -113,10 +114,6 @@ def _takes_any(op: OpOverload) -> bool:
     """Return whether the operator runs on any numbers."""
     name = _base(op)
     return _is_pytorchs(op) and (torch.Tag.pointwise in op.tags or name.startswith("_foreach_") or name in _VALUES)
-
-
-def _word(tensor: Tensor) -> str:
-    return "Booleans" if tensor.dtype == torch.bool else "whole numbers"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -191,10 +188,6 @@ def _in_dimensions(a: Arguments) -> Limits:
     return {"indices": found}
 
 
-def _in_all(a: Arguments) -> Limits:
-    return {"index": below(a["self"].numel())}
-
-
 def _rows_of(name: str) -> Rule:
     return lambda a: {"indices": below(int(a[name].shape[0]))}
 
@@ -241,10 +234,6 @@ def _in_plane(dims: int) -> Rule:
     return lambda a: {"indices": below(product(list(a["self"].shape[-dims:])))}
 
 
-def _in_output(a: Arguments) -> Limits:
-    return {"indices": below(product(list(a["output_size"])))}
-
-
 def _chosen(a: Arguments) -> Limits:
     """Limit of a mask: no more True elements than there are values; a smaller mask stands for several elements."""
     repeats = -(-a["self"].numel() // max(1, a["mask"].numel()))
@@ -258,14 +247,6 @@ def _chosen_backward(a: Arguments) -> Limits:
 
 def _repeats(a: Arguments) -> Limits:
     return {} if a.get("output_size") is None else {"repeats": shares(int(a["output_size"]))}
-
-
-def _counted(a: Arguments) -> Limits:
-    return {"self": below(int(a["minlength"]))}
-
-
-def _searched(a: Arguments) -> Limits:
-    return {"sorter": below(int(a["sorted_sequence"].shape[-1]))}
 
 
 def _segments(a: Arguments) -> Limits | None:
@@ -313,18 +294,7 @@ def _seeded(a: Arguments) -> Limits | None:
     return None if any(given is not None and given.numel() for given in lengths) else _SEEDS
 
 
-def _matrices(*names: str) -> Rule:
-    limits: dict[str, Fill] = {name: dominant for name in names}
-    return lambda _: limits
-
-
-def _factors(name: str, of_pivots: str) -> Rule:
-    limits: dict[str, Fill] = {name: dominant, of_pivots: pivots}
-    return lambda _: limits
-
-
-def _all_of(fill: Fill, *names: str) -> Rule:
-    limits: dict[str, Fill] = dict.fromkeys(names, fill)
+def _always(**limits: Fill) -> Rule:
     return lambda _: limits
 
 
@@ -337,7 +307,7 @@ _ATEN: tuple[tuple[Rule, str], ...] = (
     (_in_dimension, "index_select index_add index_copy index_fill index_reduce"),
     (_in_dimensions, "index index_put _index_put_impl _unsafe_index _unsafe_index_put"),
     (_in_dimensions, "_unsafe_masked_index _unsafe_masked_index_put_accumulate"),
-    (_in_all, "take put"),
+    (lambda a: {"index": below(a["self"].numel())}, "take put"),
     (_rows_of("weight"), "embedding"),
     (_rows_of("self"), "embedding_renorm"),
     (lambda a: {"indices": below(int(a["num_weights"]))}, "embedding_dense_backward"),
@@ -350,12 +320,12 @@ _ATEN: tuple[tuple[Rule, str], ...] = (
     (_ctc, "_ctc_loss _ctc_loss_backward"),
     (_in_plane(2), "max_pool2d_with_indices_backward adaptive_max_pool2d_backward fractional_max_pool2d_backward"),
     (_in_plane(3), "max_pool3d_with_indices_backward adaptive_max_pool3d_backward fractional_max_pool3d_backward"),
-    (_in_output, "max_unpool2d max_unpool3d"),
+    (lambda a: {"indices": below(product(list(a["output_size"])))}, "max_unpool2d max_unpool3d"),
     (_chosen, "masked_scatter"),
     (_chosen_backward, "masked_scatter_backward"),
     (_repeats, "repeat_interleave"),
-    (_counted, "bincount"),
-    (_searched, "searchsorted"),
+    (lambda a: {"self": below(int(a["minlength"]))}, "bincount"),
+    (lambda a: {"sorter": below(int(a["sorted_sequence"].shape[-1]))}, "searchsorted"),
     (_segments, "segment_reduce _segment_reduce_backward"),
     (_groups, "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"),
     (_jagged, "_jagged_to_padded_dense_forward"),
@@ -366,15 +336,18 @@ _ATEN: tuple[tuple[Rule, str], ...] = (
     (_seeded, "_scaled_dot_product_flash_attention_backward"),
     (_seeded, "_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward"),
     (_seeded, "_scaled_dot_product_fused_attention_overrideable_backward _cudnn_attention_forward"),
-    (_all_of(zeros, "reserve", "reserveSpace", "dropout_state"), " ".join(sorted(_IN_DOUBT))),
-    (_all_of(constant(1), "self"), "_assert_async _functional_assert_async"),
-    (_matrices("self"), "cholesky cholesky_inverse linalg_cholesky_ex linalg_ldl_factor_ex linalg_solve_triangular"),
-    (_matrices("A"), "linalg_inv_ex linalg_lu linalg_lu_factor_ex _linalg_solve_ex _linalg_det _linalg_slogdet"),
-    (_matrices("A"), "triangular_solve _cholesky_solve_helper"),
-    (_matrices("input2"), "cholesky_solve"),
-    (_factors("LU", "pivots"), "linalg_lu_solve"),
-    (_factors("LU_data", "LU_pivots"), "lu_unpack"),
-    (_factors("LD", "pivots"), "linalg_ldl_solve"),
+    (_always(reserve=zeros, reserveSpace=zeros, dropout_state=zeros), " ".join(sorted(_IN_DOUBT))),
+    (_always(self=constant(1)), "_assert_async _functional_assert_async"),
+    (
+        _always(self=dominant),
+        "cholesky cholesky_inverse linalg_cholesky_ex linalg_ldl_factor_ex linalg_solve_triangular",
+    ),
+    (_always(A=dominant), "linalg_inv_ex linalg_lu linalg_lu_factor_ex _linalg_solve_ex _linalg_det _linalg_slogdet"),
+    (_always(A=dominant), "triangular_solve _cholesky_solve_helper"),
+    (_always(input2=dominant), "cholesky_solve"),
+    (_always(LU=dominant, pivots=pivots), "linalg_lu_solve"),
+    (_always(LU_data=dominant, LU_pivots=pivots), "lu_unpack"),
+    (_always(LD=dominant, pivots=pivots), "linalg_ldl_solve"),
 )
 
 _RULES: dict[str, Rule] = {f"aten::{name}": rule for rule, names in _ATEN for name in _names(names)}

@@ -27,7 +27,7 @@ from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
-from loadmaster.executor.steps.measure import cpu_peak_bytes
+from loadmaster.executor.steps.measure import cpu_peak_bytes, event_ms
 from loadmaster.executor.torch_private.devices import sleep_on_gpu
 from loadmaster.executor.torch_private.operators import OpOverload, pytree
 from loadmaster.models.hardware import hardware, hardware_reported_as
@@ -87,7 +87,9 @@ class Profiler:
         if made is not None:
             return self.move_us(*made)
         measured = self._measure(node)
-        return self._estimated_us(node) if measured is None else measured.time_us
+        if measured is not None:
+            return measured.time_us
+        return self._estimate.node_us(node) * (statistics.median(self._ratios) if self._ratios else 1.0)
 
     def workspace_bytes(self, node: fx.Node) -> int:
         """The allocator's peak while the operator runs, in addition to inputs and results, bytes."""
@@ -214,19 +216,9 @@ class Profiler:
         return (time.perf_counter() - start) * 1e6
 
     def _cuda_us(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> float:
-        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         # The spin lets the host run ahead: the events then enclose the kernels, not the time to launch them.
         sleep_on_gpu(200_000)
-        start.record()
-        target(*args, **kwargs)
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) * 1e3
-
-    def _estimated_us(self, node: fx.Node) -> float:
-        ratio = statistics.median(self._ratios) if self._ratios else 1.0
-        return self._estimate.node_us(node) * ratio
+        return event_ms(lambda: target(*args, **kwargs)) * 1e3
 
     def _bandwidth_gbps(self) -> float:
         if self._copy_gbps is None:
@@ -242,11 +234,7 @@ class Profiler:
 
 
 def unknown_bytes(node: fx.Node, result: object) -> int:
-    """Bytes of the results' storages that the graph does not know: aten.col2im's result is as large as its input.
-
-    Args:
-        result: of a call of the node's operator; None where the call did not ask for what the node has.
-    """
+    """Bytes of a call's results that the node's graph does not know: aten.col2im's result is as large as its input."""
     pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(value_of(node)), strict=False)
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
     return sum(max(0, a.untyped_storage().nbytes() - b.untyped_storage().nbytes()) for a, b in both)
@@ -255,25 +243,15 @@ def unknown_bytes(node: fx.Node, result: object) -> int:
 def profiled(
     device: torch.device, limit_s: float = 120.0, *, compiled: bool = False, channels_last: bool = False
 ) -> CostModel:
-    """Costs measured on the device, now or by an earlier run.
-
-    Args:
-        device: a CPU or CUDA device that is there.
-        limit_s: total time for measuring, seconds; estimates from then on.
-        compiled: for a step that Inductor compiles, not for one that runs operator by operator.
-        channels_last: measure convolutions in this memory format.
+    """Costs measured on the device, now or by an earlier run; arguments as for :class:`Profiler`.
 
     Raises:
         InputError: no such device here.
     """
     device = torch.device(device)
     if device.type not in COPY_BYTES or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(
-            "device",
-            str(device),
-            "cannot be measured here",
-            "Use a CPU or a CUDA device that is there, or estimate with roofline(name).",
-        )
+        remedy = "Use a CPU or a CUDA device that is there, or estimate with roofline(name)."
+        raise InputError("device", str(device), "cannot be measured here", remedy)
     kept = kept_times(device, compiled=compiled, channels_last=channels_last)
     return Profiler(device, limit_s, compiled=compiled, channels_last=channels_last, kept=kept)
 

@@ -99,10 +99,7 @@ def _convolution_share(node: fx.Node) -> float:
 
 
 def roofline(hardware_name: str, *, compiled: bool = False) -> CostModel:
-    """Estimated costs on a device of the catalogue, under PyTorch's present TF32 settings.
-
-    Args:
-        compiled: for a step that Inductor compiles, not for one that runs operator by operator.
+    """Estimated costs on a device of the catalogue, under PyTorch's present TF32 settings, compiled by Inductor or not.
 
     Raises:
         InputError: no such entry.

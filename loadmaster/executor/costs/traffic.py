@@ -175,14 +175,11 @@ def generated(node: fx.Node) -> tuple[int, int] | None:
     """
     if is_atomic(node):
         return node_bytes(node) + 2 * value_bytes(value_of(node)), 2
-    if node.target is aten.max_pool2d_with_indices.default and math.prod(_window(node.args[1])) <= WINDOW_LIMIT:
-        return node_bytes(node), 1
+    if node.target is aten.max_pool2d_with_indices.default:
+        sizes = cast(Sequence[int], node.args[1])
+        if math.prod([*sizes, *sizes][:2]) <= WINDOW_LIMIT:  # one number stands for height and width
+            return node_bytes(node), 1
     return None
-
-
-def _window(sizes: Any) -> Sequence[int]:
-    """Height and width of a pool's window: one number stands for both."""
-    return [*sizes, *sizes][:2]
 
 
 def slowdown(node: fx.Node) -> float:

@@ -6,13 +6,7 @@ from loadmaster.executor.index.core_protocol import Facts
 from loadmaster.executor.index.index import Index
 from loadmaster.executor.index.monitor import Checked, Monitor
 from loadmaster.executor.index.tune import Tuned, tune
-from loadmaster.models.index.configuration import (
-    Configuration,
-    FragmentedLog,
-    GappedArray,
-    HashTable,
-    SortedArray,
-)
+from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray, HashTable, SortedArray
 
 __all__ = [
     "Checked",

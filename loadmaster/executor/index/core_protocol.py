@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,15 +52,9 @@ class Facts:
 
     def after(self, earlier: Facts) -> Facts:
         """Add what was done and changed before the index was made again."""
-        return replace(
-            self,
-            structural_changes=self.structural_changes + earlier.structural_changes,
-            longest_change_us=max(self.longest_change_us, earlier.longest_change_us),
-            lookups=self.lookups + earlier.lookups,
-            inserts=self.inserts + earlier.inserts,
-            deletes=self.deletes + earlier.deletes,
-            ranges=self.ranges + earlier.ranges,
-        )
+        counters = ("structural_changes", "lookups", "inserts", "deletes", "ranges")
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(earlier, name) for name in counters}
+        return replace(self, longest_change_us=max(self.longest_change_us, earlier.longest_change_us), **sums)
 
 
 class OverLimitError(Exception):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,14 @@ import numpy as np
 from loadmaster.errors import InputError
 from loadmaster.executor.index.core_protocol import Words
 from loadmaster.models.files import write_bytes
-from loadmaster.models.index.configuration import (
-    Configuration,
-    FragmentedLog,
-    GappedArray,
-    HashTable,
-    SortedArray,
-)
+from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray, HashTable, SortedArray
 
 _MARK, _VERSION = b"loadmaster-index", b"1"
 _WORD = np.dtype("<u8")
-_STRUCTURES: dict[str, type[Configuration]] = {
+STRUCTURES: dict[str, type[Configuration]] = {
     kind.structure: kind for kind in (GappedArray, FragmentedLog, SortedArray, HashTable)
 }
+"""Map from the words of structures to their configurations."""
 _REMEDY = "Take it from where it was saved, or make the index again from its data."
 
 
@@ -51,7 +45,7 @@ def write(path: str | PathLike[str], saved: Saved) -> None:
     """
     header: dict[str, Any] = {
         "count": len(saved.keys),
-        "configuration": dataclasses.asdict(saved.configuration),
+        "configuration": asdict(saved.configuration),
         "limit_bytes": saved.limit_bytes,
         "signed_keys": saved.signed_keys,
         "signed_payloads": saved.signed_payloads,
@@ -97,7 +91,7 @@ def read(path: str | PathLike[str]) -> Saved:
     pairs = np.frombuffer(content, _WORD, offset=end + 1).astype(np.uint64)
     structure = header["configuration"].pop("structure")
     return Saved(
-        _STRUCTURES[structure](**header["configuration"]),
+        STRUCTURES[structure](**header["configuration"]),
         header["limit_bytes"],
         header["signed_keys"],
         header["signed_payloads"],

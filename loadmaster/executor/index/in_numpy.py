@@ -54,9 +54,8 @@ class NumpyCore:
         self._state = _state(keys.copy(), payloads.copy())
         self._expect_within_limit(self._state.size_bytes)
         self._keys = len(keys)
-        self._changes = 0
+        self._changes = self._largest_change_keys = 0
         self._longest_change_us = 0.0
-        self._largest_change_keys = 0
         self._operations = {"lookups": 0, "inserts": 0, "deletes": 0, "ranges": 0}
 
     def lookup(self, keys: Words) -> tuple[Words, Flags]:
@@ -177,7 +176,7 @@ class NumpyCore:
         )
 
     def _fold(self) -> None:
-        start_us = time.perf_counter() * 1e6
+        start = time.perf_counter()
         try:
             self._state = self._state.folded()
         except MemoryError:
@@ -185,7 +184,7 @@ class NumpyCore:
             return
         self._changes += 1
         self._largest_change_keys = max(self._largest_change_keys, self._keys)
-        self._longest_change_us = max(self._longest_change_us, time.perf_counter() * 1e6 - start_us)
+        self._longest_change_us = max(self._longest_change_us, 1e6 * (time.perf_counter() - start))
 
     def _expect_within_limit(self, needed_bytes: int) -> None:
         if self._limit_bytes is not None and needed_bytes > self._limit_bytes:

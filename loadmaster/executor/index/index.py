@@ -322,9 +322,8 @@ class Index:
         if len(wrong):
             n = int(wrong[0]) + 1
             value = self._key_column.give_one(int(words[n]))
-            raise InputError(
-                f"keys[{n}]", value, "is less than the key before it", "Sort them, or drop presorted=True."
-            )
+            remedy = "Sort them, or drop presorted=True."
+            raise InputError(f"keys[{n}]", value, "is less than the key before it", remedy)
         same = np.flatnonzero(words[1:] == words[:-1])
         if len(same):
             key = words[same[0]]

@@ -123,17 +123,13 @@ def cost_of(measured: Measured, predicted: Cost) -> Cost:
     pause = predicted.pause_us
     if measured.pause_us is not None and (measured.whole or pause is None or measured.pause_us > pause.most):
         pause = Figure(measured.pause_us)
-
-    def figure(ns: float | None, otherwise: Figure | None) -> Figure | None:
-        return otherwise if ns is None else Figure(ns)
-
     return Cost(
         read_ns=predicted.read_ns if measured.read_ns is None else Figure(measured.read_ns),
         peak_bytes=Figure(float(measured.peak_bytes)),
-        write_ns=figure(measured.write_ns, predicted.write_ns),
+        write_ns=predicted.write_ns if measured.write_ns is None else Figure(measured.write_ns),
         rebuild_us=predicted.rebuild_us if measured.build_ns is None else measured.build_ns * measured.keys / 1e3,
         pause_us=pause,
-        scan_ns=figure(measured.scan_ns, predicted.scan_ns),
+        scan_ns=predicted.scan_ns if measured.scan_ns is None else Figure(measured.scan_ns),
         measured=True,
     )
 

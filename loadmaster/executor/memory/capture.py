@@ -19,7 +19,7 @@ from torch import fx, nn
 from loadmaster import live_line
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
-from loadmaster.executor.costs.told import Told
+from loadmaster.executor.costs.model import ShownCosts
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.operators.accounting import Accountant, Runs
@@ -29,9 +29,8 @@ from loadmaster.executor.memory.operators.groups import BackwardGroup, ForwardGr
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.renamed import renamed_keywords
-from loadmaster.executor.steps.autocast import autocast_without_cuda
 from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
-from loadmaster.executor.steps.first_call import make_first_call
+from loadmaster.executor.steps.guards import captured_with
 from loadmaster.executor.steps.host_link import host_link as link_of
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError
 from loadmaster.executor.steps.places import Place, first_known, places
@@ -42,11 +41,11 @@ from loadmaster.executor.steps.resident import (
     optimizer_state_bytes,
     own_bytes,
 )
-from loadmaster.executor.steps.stand_ins import lacks_values, standing_in_for_values
+from loadmaster.executor.steps.stand_ins import autocast_without_cuda, lacks_values, standing_in_for_values
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 from loadmaster.executor.steps.tracing import trace
-from loadmaster.executor.steps.versions import captured_with
+from loadmaster.executor.steps.unchanged import make_first_call
 from loadmaster.executor.steps.wrappers import Parallel, WrapperBytes, ddp_of, own_module, wrapper_bytes
 from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporarily
 from loadmaster.models.hardware import HostLink
@@ -113,7 +112,7 @@ class CapturedStep:
             asked = costs or self.costs
             count = sum(map(is_compute, self.operators.step_graph.nodes))
             # On the CPU they are measured as they are asked for.
-            return self._problem(asked if line.quiet else Told(asked, line, self.name, count))
+            return self._problem(asked if line.quiet else ShownCosts(asked, line, self.name, count))
 
     def _problem(self, costs: CostModel) -> MemoryProblem:
         held_bytes = self.resident_bytes + self.caller_bytes
@@ -280,7 +279,7 @@ def _captured(
     if device.type == "cuda":
         # Once, now: libraries make their workspaces before resident bytes are read.
         nodes = list(filter(is_compute, step_graph.nodes))
-        told = Told(costs, line, type(model).__name__, len(nodes))
+        told = ShownCosts(costs, line, type(model).__name__, len(nodes))
         for node in nodes:
             told.node_us(node)
         present_bytes = wrapper.step_bytes if wrapped else 0

@@ -18,10 +18,9 @@ from torch import nn
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.partition.traced import TracedStep, op_of, traced_step
-from loadmaster.executor.steps.autocast import autocast_without_cuda
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import device_of, optimizer_states
-from loadmaster.executor.steps.stand_ins import lacks_values, standing_in_for_values
+from loadmaster.executor.steps.stand_ins import autocast_without_cuda, lacks_values, standing_in_for_values
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporarily
 from loadmaster.models.partition.copies import with_copies

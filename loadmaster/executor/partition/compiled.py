@@ -3,6 +3,11 @@
 PyTorch's partitioner cuts it into the passes: what the backward pass can compute again at little cost, elementwise
 operators most of all, is not kept for it. So a step holds less than planned, not more. Collectives are begun early and
 waited for late (:mod:`.overlap`).
+
+Results keep the memory layouts that were traced, the rest is as the compiler likes. Convolutions like channels last.
+The forward pass saves its values in that layout, and the backward pass is compiled for it. A gradient may begin in
+another layout, at the mean over pixels for example, and keeps it along a residual stream: every convolution there would
+turn it again. It is turned once, where a convolution first reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ from torch.fx.traceback import preserve_node_meta
 
 from loadmaster.executor.partition import collectives
 from loadmaster.executor.partition.kernels import MADE_AGAIN
-from loadmaster.executor.partition.layouts import as_made, keep_strides, turn_gradients
 from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
 from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
@@ -37,6 +41,8 @@ _Run = Callable[[list[Tensor]], Sequence[Tensor]]
 _TANGENT = "tangents_1"
 # Bytes on their way in collectives are to be a small part of a plan's peak: less than what the partitioner saves.
 _PEAK_OVER_AT_ONCE = 100
+aten = torch.ops.aten
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class CompiledStep:
@@ -188,3 +194,64 @@ def _know_collectives() -> None:
     for operator in (*collectives.BEGUN.values(), collectives.wait_for):
         if operator not in lowerings:
             make_fallback(operator)  # type: ignore[no-untyped-call]
+
+
+def keep_strides(module: fx.GraphModule, results: int) -> None:
+    """Mark the results that keep their traced strides: the first ones, and inputs that are returned, not to copy them.
+
+    Args:
+        results: number of the pass's results that are for others than the backward pass.
+    """
+    output: Any = module.graph.output_node()
+    kept = [n for n, made in enumerate(output.args[0]) if n < results or made.op == "placeholder"]
+    output.meta["user_visible_output_idxs"] = kept
+
+
+def as_made(backward: fx.GraphModule, strides: Sequence[Sequence[int] | None], mode: FakeTensorMode) -> list[Tensor]:
+    """Inputs of the backward pass, with the strides that the forward pass gives them.
+
+    Args:
+        strides: of the saved tensors; None: as traced. The tangent comes after them, as traced.
+    """
+    given: list[Tensor] = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
+    with mode:
+        made = [
+            one if found is None else one.as_strided(one.shape, found)
+            for one, found in zip(given, strides, strict=False)
+        ]
+    return [*made, given[-1]]
+
+
+def turn_gradients(backward: fx.GraphModule, given: Sequence[Tensor], mode: FakeTensorMode) -> None:
+    """Put gradients in the layout of the tensors that the convolutions reading them have saved."""
+    with mode:
+        _Turning(backward, garbage_collect_values=False).run(*given)
+    backward.recompile()
+
+
+class _Turning(fx.Interpreter):
+    """Interpreter that follows strides through the pass and inserts the turns of gradients."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.target is aten.view.default:
+            n.target = aten.reshape.default  # in another layout there may be no view
+        if n.target is aten.convolution_backward.default:
+            gradient, saved = n.args[:2]
+            assert isinstance(gradient, fx.Node) and isinstance(saved, fx.Node)
+            layout = _CHANNELS_LAST.get(self.env[saved].dim())
+            if layout is not None and _is_only(self.env[saved], layout) and not _is_only(self.env[gradient], layout):
+                self._turn(gradient, layout, n)
+        return super().run_node(n)
+
+    def _turn(self, gradient: fx.Node, layout: torch.memory_format, first: fx.Node) -> None:
+        place = {node: at for at, node in enumerate(first.graph.nodes)}
+        with first.graph.inserting_before(first):
+            turned = first.graph.call_function(aten.clone.default, (gradient,), {"memory_format": layout})
+        self.env[turned] = self.env[gradient].clone(memory_format=layout)
+        turned.meta["val"] = self.env[turned]
+        gradient.replace_all_uses_with(turned, lambda user: user is not turned and place[user] >= place[first])
+
+
+def _is_only(value: Tensor, layout: torch.memory_format) -> bool:
+    """Return whether a value has that layout and is not row-major as well, as with one channel or one pixel."""
+    return value.is_contiguous(memory_format=layout) and not value.is_contiguous()

@@ -13,7 +13,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.partition.compiled import CompiledStep
 from loadmaster.executor.partition.kernels import Draws, kernels
 from loadmaster.executor.partition.optimizers import expect_right_updates
-from loadmaster.executor.partition.shares import Shares, as_dtensor, like, local, placement_of
+from loadmaster.executor.partition.shares import Shares, StepOnShares, as_dtensor, like, local, placement_of
 from loadmaster.executor.partition.split_step import SplitStep
 from loadmaster.executor.partition.traced import TracedStep, leaves_of
 from loadmaster.executor.steps.batch import Batch
@@ -29,7 +29,7 @@ Backend = Literal["eager", "inductor"]
 Saved = dict[int, Tensor] | list[Tensor]
 
 
-class PartitionedStep:
+class PartitionedStep(StepOnShares):
     """Training step on shares: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     Every rank is given the whole batch, and takes its share. The loss is that of the whole batch, on every rank.
@@ -38,7 +38,6 @@ class PartitionedStep:
 
     Attributes:
         module: parameters and buffers under the model's names, for PyTorch's functions that take a module.
-        problem, plan: that the step runs.
         traced: the step on one device.
         device: that the step runs on.
         counts: collectives so far, by name.
@@ -68,8 +67,8 @@ class PartitionedStep:
         self._updates = (count, count + len(traced.graph.buffers))
         self._compiled = self._compiled_step() if compiles else None
         self.counts = self._split.redistribute.counts
-        self._constants = {n: self._cut(n, value) for n, value in traced.constants.items()}
-        self.module = self._shares_of(model)
+        self._constants = {n: self._own(value, self._split.placements[n]) for n, value in traced.constants.items()}
+        self.module: Shares = self._shares_of(model)
         self._shares = self._by_number(self.module)
         # Parameters that needed no gradient when the step was captured never get one.
         self._frozen = [(name, n) for name, n in traced.parameters.items() if not self._shares[n].requires_grad]
@@ -95,14 +94,6 @@ class PartitionedStep:
         parameters = [own[n] for n in self.traced.parameters.values()]
         found: Tensor = _Step.apply(self, held, *parameters)  # type: ignore[no-untyped-call]
         return found
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over this rank's shares of the parameters."""
-        return self.module.parameters()
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Iterate over this rank's shares of the parameters, by the model's names."""
-        return self.module.named_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Gather the whole model's state on every rank, for ``model.load_state_dict``. A collective call."""
@@ -153,9 +144,6 @@ class PartitionedStep:
         found: dict[int, Tensor] = {n: parameters[name] for name, n in self.traced.parameters.items()}
         found.update({n: buffers[name] for name, n in self.traced.buffers.items()})
         return found
-
-    def _cut(self, tensor: int, whole: Tensor) -> Tensor:
-        return self._own(whole, self._split.placements[tensor])
 
     def _own(self, whole: Tensor, placement: Placement) -> Tensor:
         redistribute = self._split.redistribute

@@ -12,8 +12,7 @@ from torch import Tensor, fx
 from torch.fx.traceback import annotate
 
 from loadmaster.executor.partition.checkpoints import is_made_again
-from loadmaster.executor.partition.local import TENSOR, call_on_share
-from loadmaster.executor.partition.node_views import on_share
+from loadmaster.executor.partition.on_shares import TENSOR, call_on_share, on_share
 from loadmaster.executor.partition.split_graph import Run
 from loadmaster.executor.partition.split_step import Kernel
 from loadmaster.executor.partition.traced import TracedStep
@@ -29,11 +28,7 @@ MADE_AGAIN = {"loadmaster": "made again"}
 
 
 class Draws:
-    """Random numbers of a step: workers that hold the same share draw the same numbers, others do not.
-
-    Args:
-        coordinate: of this worker on the mesh.
-    """
+    """Random numbers of a step: workers that hold the same share draw the same numbers, others do not."""
 
     def __init__(self, coordinate: Sequence[int]) -> None:
         self.coordinate = coordinate

@@ -8,7 +8,7 @@ mean over the batch, and statistics over it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.graph_step import PartitionedStep
-from loadmaster.executor.partition.module_layout import layout_of
 from loadmaster.executor.partition.optimizers import expect_right_updates
+from loadmaster.executor.partition.shares import StepOnShares
 from loadmaster.executor.partition.traced import TracedStep
-from loadmaster.executor.partition.wrapped import mesh_of, wrap
+from loadmaster.executor.partition.wrapped import layout_of, mesh_of, wrap
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.stand_ins import lacks_values
 from loadmaster.executor.steps.step import Loss, Step
@@ -44,14 +44,13 @@ METHODS = ("module", "fsdp", "data-parallel")
 _REMEDY = "Use executor='graph', which runs the plan as it was checked."
 
 
-class ModuleStep:
+class ModuleStep(StepOnShares):
     """Training step of a wrapped model: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     Every rank is given the whole batch, and takes its share. The loss is that of the whole batch, on every rank.
 
     Attributes:
         module: the model, wrapped in place.
-        problem, plan: that the step runs.
     """
 
     def __init__(
@@ -95,14 +94,6 @@ class ModuleStep:
         found: Tensor = _OfAll.apply(loss, self)  # type: ignore[no-untyped-call]
         return found
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the wrapped model's parameters: this rank's shares."""
-        return self.module.parameters()
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Iterate over the wrapped model's parameters by name: this rank's shares."""
-        return self.module.named_parameters()
-
     def state_dict(self) -> dict[str, Tensor]:
         """Gather the whole model's state on every rank. A collective call."""
         return {name: _whole(value).detach() for name, value in self.module.state_dict().items()}
@@ -135,10 +126,7 @@ class ModuleStep:
         return found if self._sums else found / self._shares
 
     def _check(self, batch: Batch, loss: Tensor, expected: Mapping[str, Tensor]) -> None:
-        """Compare one step with that of the graph executor.
-
-        Args:
-            expected: gradients of parameters, and buffers after the step.
+        """Compare one step with that of the graph executor: loss, gradients of parameters, buffers after the step.
 
         Raises:
             InputError: they differ.
@@ -176,13 +164,8 @@ class ModuleStep:
             # ``fully_shard`` takes means over shares; a loss that is a sum is as many times larger.
             self._sums = _is_close(self._shares * found, loss)
             if not self._sums:
-                raise InputError(
-                    "loss",
-                    f"{float(found):.6g}",
-                    f"is the mean of what shares of the batch have; one device has {float(loss):.6g}, which is not "
-                    "their sum either",
-                    _REMEDY,
-                )
+                problem = f"is the mean of what shares of the batch have; one device has {float(loss):.6g}, which is "
+                raise InputError("loss", f"{float(found):.6g}", f"{problem}not their sum either", _REMEDY)
 
 
 def _expect(model: nn.Module, batch: Batch, traced: TracedStep, plan: PartitionPlan) -> None:
@@ -212,11 +195,7 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def _is_close(found: Tensor, wanted: Tensor, least: float = 0.0) -> bool:
-    """Return whether two tensors differ by no more than rounding.
-
-    Args:
-        least: the norm from which on a difference counts.
-    """
+    """Return whether two tensors differ by no more than rounding, relative to a norm of ``least`` or more."""
     if not wanted.is_floating_point():
         return torch.equal(found, wanted)
     difference = torch.linalg.vector_norm(found.double() - wanted.double())

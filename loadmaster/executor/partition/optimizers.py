@@ -85,7 +85,9 @@ class _Trial:
     def __init__(self, optimizer: Optimizer, groups: list[dict[str, Any]], *, has_closure: bool) -> None:
         self._kind: Any = type(optimizer)
         self._optimizer, self._groups, self._has_closure = optimizer, groups, has_closure
-        self._small = [[(_small(share), share) for share in _unlike(group["params"])] for group in groups]
+        # One share for each rank, placement and dtype.
+        unlike = [{(p.dim(), p.placements, p.dtype): p for p in group["params"]}.values() for group in groups]
+        self._small = [[(_small(share), share) for share in shares] for shares in unlike]
 
     def run(self) -> None:
         """Compare the updated shares with the updated whole tensors.
@@ -124,11 +126,6 @@ class _Trial:
                 parameter.grad = _split(values, parameter).detach() if isinstance(parameter, DTensor) else values
             optimizer.step(*([lambda: torch.zeros(())] if self._has_closure else []))
         return [parameter.detach() for parameter in flat]
-
-
-def _unlike(shares: Iterable[DTensor]) -> Iterable[DTensor]:
-    """Select one share for each rank, placement and dtype."""
-    return {(p.dim(), p.placements, p.dtype): p for p in shares}.values()
 
 
 def _small(share: DTensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 from torch import fx
 
 from loadmaster.executor.partition import collectives
-from loadmaster.executor.partition.local import results_of
+from loadmaster.executor.partition.on_shares import results_of
 from loadmaster.executor.steps.step_graph import is_view
 
 # As many buckets may be on their way: the first waits for its bytes and hides nothing, and the last hides behind

@@ -1,8 +1,8 @@
 """Redistribution of tensors from one placement to another, over the process groups of a mesh, on the planned path.
 
 Every step is one collective along one axis (:mod:`loadmaster.models.partition.traffic`), so that what is counted here
-is what was predicted. Along an axis of unequal shares, what is gathered or scattered is padded to the largest one
-(:mod:`.uneven`).
+is what was predicted. Along an axis of unequal shares, rows that are gathered or scattered are padded to the longest
+one, since NCCL takes equal rows only; shares are exchanged as they are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from loadmaster.executor.partition import uneven
 from loadmaster.executor.partition.collectives import all_gather, all_reduce, all_to_all, in_a_row, reduce_scatter
 from loadmaster.models.partition.placements import WHOLE, Placement
 from loadmaster.models.partition.traffic import Hop, Traffic
@@ -41,12 +41,7 @@ class Redistributor:
         self.worker = traffic.mesh.worker(self._ranks)
 
     def __call__(self, share: Tensor, shape: Sequence[int], held: Placement, needed: Placement) -> Tensor:
-        """Bring a share of a tensor of that shape to another placement.
-
-        Args:
-            share: of this rank, in the placement ``held``.
-            shape: of the whole.
-        """
+        """Bring a share of a tensor of that shape, in the placement ``held``, to another placement."""
         return self.along(share, self.traffic.path(shape, share.element_size(), held, needed))
 
     def along(self, share: Tensor, path: Sequence[Hop]) -> Tensor:
@@ -76,7 +71,7 @@ class Redistributor:
         along = self.traffic.axes[axis]
         if along.is_even:
             return tensor.chunk(self._sizes[axis], dim)[self._ranks[axis]]
-        return uneven.pieces(tensor, dim, along.shares)[self._ranks[axis]]
+        return _pieces(tensor, dim, along.shares)[self._ranks[axis]]
 
     def _step(self, share: Tensor, hop: Hop) -> Tensor:
         axis, part, to = hop
@@ -106,10 +101,10 @@ class Redistributor:
         axis, part, to = hop
         group, shares, own = self._groups[axis].group_name, self.traffic.axes[axis].shares, self._ranks[axis]
         if hop.collective == "all-gather":
-            return uneven.gathered(share, part, shares, own, group)
+            return _gathered(share, part, shares, own, group)
         if hop.collective == "reduce-scatter":
-            return uneven.scattered(share, to, shares, own, group)
-        return uneven.exchanged(share, part, to, shares, own, group)
+            return _scattered(share, to, shares, own, group)
+        return _exchanged(share, part, to, shares, own, group)
 
 
 def _joined(pieces: Tensor, dim: int) -> Tensor:
@@ -119,3 +114,46 @@ def _joined(pieces: Tensor, dim: int) -> Tensor:
     their input as one row (PyTorch's layer norms on CPUs, for the means of the forward pass).
     """
     return pieces.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+
+
+def _pieces(tensor: Tensor, dim: int, shares: Sequence[int]) -> tuple[Tensor, ...]:
+    """Cut a dimension that is whole into the share of each rank."""
+    unit = tensor.shape[dim] // sum(shares)
+    return tensor.split_with_sizes([share * unit for share in shares], dim)
+
+
+def _gathered(share: Tensor, dim: int, shares: Sequence[int], own: int, group: str) -> Tensor:
+    """Gather a dimension that is split into these units of each rank, of which this one is number ``own``."""
+    unit = share.numel() // shares[own]
+    most = unit * max(shares)
+    rows = all_gather(in_a_row(share), most, len(shares), group).view(len(shares), most)
+    extent = share.shape[dim] // shares[own]
+    found = [
+        row[: unit * count].view(_with_extent(share.shape, dim, extent * count))
+        for row, count in zip(rows.unbind(), shares, strict=True)
+    ]
+    return torch.cat(found, dim)
+
+
+def _scattered(terms: Tensor, dim: int, shares: Sequence[int], own: int, group: str) -> Tensor:
+    """Reduce-scatter terms of the whole dimension: this rank's share of their sum."""
+    of_ranks = _pieces(terms, dim, shares)
+    most = max(piece.numel() for piece in of_ranks)
+    rows = [torch.nn.functional.pad(in_a_row(piece), (0, most - piece.numel())) for piece in of_ranks]
+    row: Tensor = reduce_scatter(torch.cat(rows), len(shares), group)
+    return row[: of_ranks[own].numel()].view(of_ranks[own].shape)
+
+
+def _exchanged(share: Tensor, dim: int, to: int, shares: Sequence[int], own: int, group: str) -> Tensor:
+    """Exchange a share along ``dim`` for a share along ``to``, by an all-to-all."""
+    sent = _pieces(share, to, shares)
+    extent = share.shape[dim] // shares[own]
+    shapes = [_with_extent(sent[own].shape, dim, extent * count) for count in shares]
+    counts = [torch.Size(shape).numel() for shape in shapes]
+    row = all_to_all(torch.cat([in_a_row(piece) for piece in sent]), counts, [p.numel() for p in sent], group)
+    received = [part.view(shape) for part, shape in zip(row.split_with_sizes(counts), shapes, strict=True)]
+    return torch.cat(received, dim)
+
+
+def _with_extent(shape: Sequence[int], dim: int, extent: int) -> list[int]:
+    return [*shape[:dim], extent, *shape[dim + 1 :]]

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from loadmaster.executor.partition.local import results_of
-from loadmaster.executor.partition.node_views import RESHAPES, makes_parts, view_of
+from loadmaster.executor.partition.on_shares import RESHAPES, makes_parts, results_of, view_of
 from loadmaster.executor.partition.trials import Admitted, Trials, is_tensor, operands
 from loadmaster.executor.steps.step_graph import StepGraph, is_view
 from loadmaster.models.partition.tdl.through_views import Seen, through_views

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from loadmaster.errors import InputError
-from loadmaster.executor.partition.local import results_of
+from loadmaster.executor.partition.on_shares import results_of
 from loadmaster.executor.partition.redistribute import Redistributor
 from loadmaster.models.partition.placements import Placement, code
 from loadmaster.models.partition.plan import Splits
@@ -68,10 +68,6 @@ class SplitStep:
     def whole(self, tensor: int, share: Tensor) -> Tensor:
         """Gather a whole tensor of the problem from its shares."""
         return self.redistribute.whole(share, self.problem.tensors[tensor].shape, self.placements[tensor])
-
-    def share_shape(self, tensor: int) -> list[int]:
-        """Shape of this rank's share of a tensor."""
-        return self._worker.share_shape(self.problem.tensors[tensor].shape, self.placements[tensor])
 
     def run(self, held: MutableMapping[int, Tensor], first: int = 0, last: int | None = None) -> None:
         """Run operators from the first to before the last one.

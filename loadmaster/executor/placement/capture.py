@@ -9,37 +9,49 @@ Gradients are dropped when the next step starts, as ``zero_grad`` does by defaul
 do not move: those that still matter count as workspace of the operator that runs meanwhile.
 
 One thing differs from a step on real tensors: where two gradients of one tensor meet, autograd adds the second to the
-first in place, but makes a third one where tensors are fake.
+first in place, but makes a third one where tensors are fake. The model's own tensors are put aside as long as the step
+is used. Storages that are shared (tied parameters, views of one buffer) are shared by the fake tensors, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
-from loadmaster.executor.placement.call_places import CallPlaces
-from loadmaster.executor.placement.fake_step import FakeStep, fake_step
-from loadmaster.executor.placement.recorder import Notes, Recorder, Recording
+from loadmaster.executor.placement.recorder import (
+    Notes,
+    Recorder,
+    Recording,
+    name_gradients,
+    name_resident,
+    name_state,
+    passes,
+    update,
+)
 from loadmaster.executor.placement.trace import SMALL_BYTES, costs_of, trace_of
-from loadmaster.executor.placement.training import name_gradients, name_resident, name_state, passes, update
-from loadmaster.executor.steps.autocast import autocast_without_cuda
-from loadmaster.executor.steps.batch import AnyBatch, batch_of
+from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
 from loadmaster.executor.steps.host_link import host_link
-from loadmaster.executor.steps.places import Place
+from loadmaster.executor.steps.places import CallPlaces, Place
 from loadmaster.executor.steps.resident import device_of
-from loadmaster.executor.steps.stand_ins import lacks_values
-from loadmaster.executor.steps.step import Loss, NoLossError
+from loadmaster.executor.steps.stand_ins import autocast_without_cuda, lacks_values, replaced
+from loadmaster.executor.steps.step import Loss, NoLossError, Step
+from loadmaster.executor.torch_private.autograd import storage_key
 from loadmaster.executor.torch_private.fake_tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorMode,
     unset_fake_temporarily,
 )
+from loadmaster.executor.torch_private.operators import is_traceable_wrapper_subclass
 from loadmaster.models.placement.problem import PlacementProblem, Tier
 
 
@@ -124,12 +136,9 @@ def run(fake: FakeStep, micro_batches: int = 1, notes: Notes | None = None, plac
         with seen:
             update(fake.optimizer)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise InputError(
-            "model",
-            str(error.func),
-            "asks for a value, which a step that is only traced does not have",
-            "Compute without .item() and without shapes that depend on the data.",
-        ) from error
+        remedy = "Compute without .item() and without shapes that depend on the data."
+        problem = "asks for a value, which a step that is only traced does not have"
+        raise InputError("model", str(error.func), problem, remedy) from error
     except NoLossError as error:
         remedy = "Give a loss function, or a model that returns its loss."
         raise InputError("loss", str(error), "there is no loss in what the model returned", remedy) from error
@@ -138,3 +147,79 @@ def run(fake: FakeStep, micro_batches: int = 1, notes: Notes | None = None, plac
 def _host(device: torch.device, hardware: str | None) -> Tier:
     link = host_link(device, hardware if hardware is not None or device.type == "cuda" else "cpu")
     return Tier("host", link.to_host_gbps, link.from_host_gbps, capacity_bytes=link.capacity_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class FakeStep:
+    """A step, its batch and its optimizer on fake tensors, and the mode under which the model runs."""
+
+    step: Step
+    batch: Batch
+    optimizer: torch.optim.Optimizer | None
+    mode: FakeTensorMode
+
+
+@contextlib.contextmanager
+def fake_step(
+    model: nn.Module, batch: Batch, loss: Loss | None, optimizer: torch.optim.Optimizer | None
+) -> Iterator[FakeStep]:
+    """Make the fake step, to be run within the block.
+
+    Raises:
+        InputError: the model cannot be called with the batch.
+    """
+    step = Step(model, loss, expects_loss=True)
+    taken = step.batch(batch)
+    step.expect_call(taken)
+    made = _Made()
+    if optimizer is not None:
+        own = {id(parameter) for parameter in step.parameters()}
+        if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+            remedy = "Make the optimizer of this model's parameters, after the model is on its device."
+            raise InputError("optimizer", type(optimizer).__name__, "has parameters of another model", remedy)
+    with replaced([step], taken, made.of) as stand_ins, torch.enable_grad():
+        twin = None if optimizer is None else _twin(optimizer, made)
+        yield FakeStep(step, stand_ins, twin, made.mode)
+
+
+class _Made:
+    """Fake tensors of real ones, each made once; storages that are shared stay shared."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._storages: dict[int, Tensor] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = (tensor, self._fake(tensor))
+        return self._tensors[id(tensor)][1]
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        if tensor.layout != torch.strided or is_traceable_wrapper_subclass(tensor):
+            remedy = "Use plain dense tensors; a sharded or quantized model is traced before it is wrapped."
+            raise InputError("model", type(tensor).__name__, "holds a tensor that is no plain memory", remedy)
+        device = torch.device("cpu") if tensor.is_meta else tensor.device
+        with self.mode, torch.no_grad():
+            storage = tensor.untyped_storage()
+            if storage_key(storage) not in self._storages:
+                self._storages[storage_key(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+            base = self._storages[storage_key(storage)]
+            made = torch.empty(0, dtype=tensor.dtype, device=device)
+            made.set_(base.untyped_storage(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(made, tensor.requires_grad)
+            return made.requires_grad_(tensor.requires_grad)
+
+
+def _twin(optimizer: torch.optim.Optimizer, made: _Made) -> torch.optim.Optimizer:
+    """The optimizer before its first step, on the fake parameters."""
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.__dict__.pop("step", None)  # a scheduler's, which is bound to the original
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        groups.append({**group, "params": [made.of(parameter) for parameter in group["params"]]})
+    twin.param_groups = groups
+    twin.state = defaultdict(dict)
+    return twin

@@ -3,6 +3,10 @@
 A mutable argument is written, and read too, unless the operator overwrites all of its storage: ``copy_``, ``zero_`` and
 their like, and what is named as ``out``. A result on a storage of its own is written whole. An operator that writes
 nothing and whose results are on storages of its arguments is a view: no kernel runs.
+
+Optimizers update all parameters by one operator (``_foreach_addcdiv_``, ``_fused_adamw_``), whose working set is the
+state of the whole model. Element by element its arithmetic is the same, so that it can be split and run for one
+parameter after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.steps.layouts import fills
-from loadmaster.executor.torch_private.operators import schema_if_any
+from loadmaster.executor.torch_private.operators import OpOverload, TorchDispatchMode, schema_if_any, schema_of
 
 aten = torch.ops.aten
 
@@ -27,19 +31,8 @@ NUMBER_BYTES = 16
 # In-place operators that overwrite their argument without reading it.
 _OVERWRITING = frozenset(
     {
-        "bernoulli_",
-        "cauchy_",
-        "copy_",
-        "exponential_",
-        "fill_",
-        "geometric_",
-        "log_normal_",
-        "normal_",
-        "random_",
-        "uniform_",
-        "zero_",
-        "_foreach_copy_",
-        "_foreach_zero_",
+        *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
+        *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
     }
 )
 
@@ -56,6 +49,9 @@ _METADATA_PREFIXES = ("sym_", "size", "stride")
 
 # Views though the schema does not say so.
 _UNSTATED_VIEWS = ("_unsafe_view",)
+_ONE_BY_ONE = ("_foreach_", "_fused_", "_amp_foreach_")
+# These compute one value of their lists, not one for each tensor.
+_WHOLE = ("_fused_dropout", "_fused_moving_avg_obs_fq_helper", "_fused_sdp_choice", "_fused_rms_norm")
 
 
 class Operands(NamedTuple):
@@ -187,3 +183,66 @@ def fills_storage(tensor: Tensor, size_bytes: int) -> bool:
 def allocates_only(func: Any) -> bool:
     """Return whether an operator runs no kernel: ``empty`` and its like."""
     return str(func).removeprefix("aten.").startswith(("empty", "new_empty"))
+
+
+@cache
+def _is_over_lists(func: Any) -> bool:
+    if not isinstance(func, OpOverload):
+        return False
+    name = schema_of(func).name.rpartition("::")[2]
+    if not name.startswith(_ONE_BY_ONE) or name.startswith(_WHOLE):
+        return False
+    arguments = schema_of(func).arguments
+    return bool(arguments) and str(arguments[0].type) == "List[Tensor]"
+
+
+def parts_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Arguments of the calls that the operator is split into; empty where it is not split."""
+    if not args or not _is_over_lists(func):
+        return []
+    count = len(args[0])
+    if count < 2:
+        return []
+
+    def part(value: Any, n: int) -> Any:
+        # Lists as long as the first one have an entry for each parameter; others (betas) are of all.
+        return [value[n]] if isinstance(value, (list, tuple)) and len(value) == count else value
+
+    return [
+        (tuple(part(value, n) for value in args), {name: part(value, n) for name, value in kwargs.items()})
+        for n in range(count)
+    ]
+
+
+def joined(results: Sequence[Any]) -> Any:
+    """Join the results of an operator's parts: lists one after the other, None where the parts return None."""
+    if all(result is None for result in results):
+        return None
+    if all(isinstance(result, tuple) for result in results):  # several lists
+        return tuple(_in_a_row(lists) for lists in zip(*results, strict=True))
+    return _in_a_row(results)
+
+
+def _in_a_row(lists: Sequence[Any]) -> list[Any]:
+    return [one for many in lists for one in (many if isinstance(many, (list, tuple)) else (many,))]
+
+
+class OneByOne(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that runs operators on lists for one tensor of each list after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the operator, or its parts, by :meth:`run`; what only asks for shapes and the like is not seen there."""
+        kwargs = kwargs or {}
+        if asks_only(func):
+            return func(*args, **kwargs)
+        parts = parts_of(func, args, kwargs)
+        return joined([self.run(func, *part) for part in parts]) if parts else self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call an operator, or a part of one."""
+        raise NotImplementedError

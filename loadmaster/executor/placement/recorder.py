@@ -2,32 +2,72 @@
 
 A dispatch mode sees every operator. Operators on lists are called for one tensor of each list after the other, as the
 pager runs them. Views, and operators that touch only other devices or numbers (:data:`~operands.NUMBER_BYTES`), are not
-operators of the step. Fake tensors are enough: nothing is asked of their values.
+operators of the step. Fake tensors are enough: nothing is asked of their values. Storages are known for as long as they
+live, not by address: an address is used again once a storage dies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from loadmaster.errors import InputError
 from loadmaster.executor.costs.calls import Call
-from loadmaster.executor.placement.operands import (
-    NUMBER_BYTES,
-    asks_only,
-    operands,
-    tensors_in,
-    writes_nothing,
-)
-from loadmaster.executor.placement.splitting import joined, parts_of
-from loadmaster.executor.placement.storages import StorageTable
+from loadmaster.executor.placement.operands import NUMBER_BYTES, OneByOne, operands, tensors_in, writes_nothing
+from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.places import NOWHERE, Place
+from loadmaster.executor.steps.step import Step
+from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.torch_private.autograd import current_node, storage_key
-from loadmaster.executor.torch_private.operators import TorchDispatchMode
 from loadmaster.models.placement.problem import Role
+
+_Record = TypeVar("_Record")
+
+
+class StorageTable(Generic[_Record]):
+    """A record for each storage that is known, for as long as it lives; ``died`` is called with it then.
+
+    A storage has one Python object as long as anything holds it, be it autograd alone; so a weak reference to that
+    object ends when the memory is freed, and not before.
+    """
+
+    def __init__(self, died: Callable[[_Record], None]) -> None:
+        self._records: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Record]] = {}
+        self._died = died
+
+    def get(self, storage: torch.UntypedStorage) -> _Record | None:
+        """Return the record of a storage; None if the storage is not known."""
+        found = self._records.get(storage_key(storage))
+        return None if found is None else found[1]
+
+    def add(self, storage: torch.UntypedStorage, record: _Record) -> _Record:
+        """Keep a record of a storage until it dies."""
+        key = storage_key(storage)
+
+        def freed(_: object) -> None:
+            found = self._records.pop(key, None)
+            if found is not None:
+                self._died(found[1])
+
+        self._records[key] = (weakref.ref(storage, freed), record)
+        return record
+
+    def living(self) -> Iterator[tuple[torch.UntypedStorage, _Record]]:
+        """Iterate over the known storages and their records, in the order in which they were added."""
+        for reference, record in list(self._records.values()):
+            storage = reference()
+            if storage is not None:
+                yield storage, record
+
+    def clear(self) -> None:
+        """Forget all storages, without calling ``died``."""
+        self._records.clear()
 
 
 @dataclass(eq=False)
@@ -169,26 +209,15 @@ class Notes:
         return frozenset(made)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(OneByOne):  # type: ignore[no-untyped-call]
     """Dispatch mode that notes the operators that run while it is on."""
 
     def __init__(self, notes: Notes) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.notes = notes
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call the operator, or its parts, and note what it did."""
-        kwargs = kwargs or {}
-        if asks_only(func):
-            return func(*args, **kwargs)
-        parts = parts_of(func, args, kwargs)
-        if parts:
-            return joined([self._run(func, *part) for part in parts])
-        return self._run(func, args, kwargs)
-
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the operator, and note what it did."""
         result = func(*args, **kwargs)
         self.notes.note(func, args, kwargs, result)
         return result
@@ -201,3 +230,77 @@ def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     }
     made = [storage_key(t.untyped_storage()) for t in tensors_in(result) if t.layout == torch.strided]
     return bool(made) and all(storage in given for storage in made)
+
+
+def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, micro_batches: int = 1) -> None:
+    """Drop the gradients of the step before, then run forward and backward for each micro-batch.
+
+    Raises:
+        InputError: there is no scalar loss, or nothing that needs a gradient.
+    """
+    if optimizer is None:
+        step.zero_grad()
+    else:
+        optimizer.zero_grad()
+    for _ in range(micro_batches):
+        loss = step(*batch.args, **batch.kwargs)
+        if loss.numel() != 1:
+            remedy = "Give a loss function, or a model that returns its loss."
+            raise InputError("loss", tuple(loss.shape), "is no scalar", remedy)
+        if not loss.requires_grad:
+            raise InputError("model", type(step.model).__name__, "has no gradient", "Let a parameter require one.")
+        loss.backward()
+        del loss
+    torch.clear_autocast_cache()  # as at the end of the caller's autocast
+
+
+def update(optimizer: torch.optim.Optimizer | None) -> None:
+    """Run the optimizer's step, one parameter after the other."""
+    if optimizer is not None:
+        with one_by_one(optimizer):
+            optimizer.step()
+
+
+@contextlib.contextmanager
+def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the optimizer update one parameter after the other, not all parameters operator by operator.
+
+    A fused optimizer stays fused: its one operator is split (:mod:`loadmaster.executor.placement.operands`).
+    """
+    before = [(group, group["foreach"]) for group in optimizer.param_groups if "foreach" in group]
+    for group, _ in before:
+        if not group.get("fused"):
+            group["foreach"] = False
+    try:
+        yield
+    finally:
+        for group, foreach in before:
+            group["foreach"] = foreach
+
+
+def name_resident(notes: Notes, model: nn.Module, batch: Batch) -> None:
+    """Name the storages that are there before the step: parameters, buffers and the batch."""
+    for name, value in batch.named_leaves():
+        for tensor in tensors(value):
+            notes.name(tensor, f"input {name}", "input")
+    for name, buffer in model.named_buffers():
+        notes.name(buffer, name, "state")
+    for name, parameter in model.named_parameters():
+        notes.name(parameter, name, "parameter")
+
+
+def name_gradients(notes: Notes, model: nn.Module) -> None:
+    """Name the storages that are gradients."""
+    for name, parameter in model.named_parameters():
+        notes.name(parameter.grad, f"gradient of {name}", "gradient")
+
+
+def name_state(notes: Notes, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Name the storages of the optimizer's state."""
+    if optimizer is None:
+        return
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and parameter in names:
+                notes.name(value, f"{key} of {names[parameter]}", "state")

@@ -10,7 +10,7 @@ blocks that take longer to copy than to ask for. An operator that uses no block 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -18,7 +18,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.placement.operands import allocates_only
 from loadmaster.executor.placement.recorder import RecordedOperator, Recording
-from loadmaster.executor.steps.versions import captured_with
+from loadmaster.executor.steps.guards import captured_with
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.problem import Block, Operator, PlacementProblem, Tier
 
@@ -91,7 +91,9 @@ def trace_of(
             )
             waiting_us, waiting_bytes = 0.0, 0
         elif operators:
-            operators[-1] = _longer(operators[-1], cost.time_us, own_bytes)
+            last = operators[-1]
+            most_bytes = max(last.workspace_bytes, own_bytes)
+            operators[-1] = replace(last, time_us=last.time_us + cost.time_us, workspace_bytes=most_bytes)
         else:
             waiting_us, waiting_bytes = waiting_us + cost.time_us, max(waiting_bytes, own_bytes)
     if not operators:
@@ -122,26 +124,11 @@ def costs_of(operators: Sequence[RecordedOperator], model: CostModel) -> list[Co
         keys.append(call.key)
         if call.key not in nodes:
             nodes[call.key] = None if allocates_only(call.target) else call.node(graph)
-    known = {key: _cost(node, model) for key, node in nodes.items()}
+    known = {
+        key: Cost(0.0) if node is None else Cost(model.node_us(node), max(model.workspace_bytes(node), 0))
+        for key, node in nodes.items()
+    }
     return [known[key] for key in keys]
-
-
-def _cost(node: fx.Node | None, model: CostModel) -> Cost:
-    if node is None:
-        return Cost(0.0)
-    return Cost(model.node_us(node), max(model.workspace_bytes(node), 0))
-
-
-def _longer(operator: Operator, time_us: float, workspace_bytes: int) -> Operator:
-    return Operator(
-        operator.op,
-        operator.time_us + time_us,
-        operator.reads,
-        operator.writes,
-        max(operator.workspace_bytes, workspace_bytes),
-        operator.module,
-        operator.source,
-    )
 
 
 def _placed(indices: frozenset[int], place: Mapping[int, int]) -> tuple[int, ...]:

@@ -36,9 +36,6 @@ class CudaGraphs:
     """Compiler of one step that turns its compiled forward graph and its compiled backward graph into CUDA graphs.
 
     Where a graph cannot be recorded, the log says why, and it runs as compiled.
-
-    Args:
-        compile_forward, compile_backward: compilers of the two graphs.
     """
 
     def __init__(self, compile_forward: Compiler, compile_backward: Compiler) -> None:
@@ -107,11 +104,7 @@ class CudaGraphs:
 
 
 def why_not(module: fx.GraphModule, static: Collection[int]) -> str | None:
-    """Return why a graph cannot be a CUDA graph; None where it can.
-
-    Args:
-        static: places of inputs that stay where they are from step to step.
-    """
+    """Return why a graph whose inputs at ``static`` places stay in place cannot be a CUDA graph; None where it can."""
     devices = _devices(module)
     if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
         return f"it has tensors on {', '.join(sorted(map(str, devices)))}"

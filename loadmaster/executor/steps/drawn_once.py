@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from loadmaster.executor.steps import step_graph
-from loadmaster.executor.steps.one_graph.patched import Change, patched
+from loadmaster.executor.steps.one_graph.replaced_attributes import Change, patched
 from loadmaster.executor.steps.step_graph import draws, is_random
 from loadmaster.executor.torch_private.functorch import functorch_config
 from loadmaster.executor.torch_private.inductor import (
@@ -50,11 +50,7 @@ EACH_DRAW_ITS_OWN: Change = (compile_utils, "rand_ops", _DrawingOperators())
 
 
 class KeptDraws(CustomGraphPass):
-    """Graph pass that has the partition keep what is drawn. It runs after the passes that the user has set.
-
-    Args:
-        before: the user's passes.
-    """
+    """Graph pass that has the partition keep what is drawn. It runs after the passes that the user has set."""
 
     def __init__(self, before: Sequence[Callable[[fx.Graph], None]]) -> None:
         self._before = tuple(before)
@@ -136,11 +132,7 @@ def compile_drawing_once(
     inner_compile: Callable[..., Any],
     patches: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile with Inductor's ``compile_fx`` under PyTorch's own partition, which draws random numbers once.
-
-    Args:
-        patches: of Inductor's settings.
-    """
+    """Compile with Inductor's ``compile_fx`` under PyTorch's own partition, which draws random numbers once."""
     set_before = inductor_config.joint_custom_post_pass
     before = set_before if isinstance(set_before, (list, tuple)) else [set_before] if set_before else []
     settings = {**(patches or {}), "joint_custom_post_pass": KeptDraws(before)}

@@ -1,18 +1,20 @@
 """Guards of a call: everything except the model's own code that decides which graph a step becomes.
 
 A plan is for one graph. When a call becomes another one, the difference to the planned call is what the user needs to
-hear; and a call whose guards are known to have no plan need not be traced again to find out.
+hear; and a call whose guards are known to have no plan need not be traced again to find out. Another version of PyTorch
+may trace another graph of the same model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step_graph import tensors
+from loadmaster.models.envelope import Plan
 
 Guards = Mapping[str, str]
 """Description of every guarded thing, by its name in the user's words. Equal guards give equal graphs."""
@@ -45,3 +47,18 @@ def _described(value: object) -> str:
     laid_out = "" if value.layout is not torch.strided or value.is_contiguous() else f", strides {value.stride()}"
     trained = ", requires a gradient" if value.requires_grad else ""
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device.type}{laid_out}{trained}"
+
+
+def captured_with() -> Mapping[str, str]:
+    """Version of PyTorch in this process, for the problem document: ``2.13.0`` of ``2.13.0+cu130``."""
+    return {"torch": str(torch.__version__).partition("+")[0]}
+
+
+def other_versions(plans: Sequence[Plan]) -> str | None:
+    """Warning if all plans were captured with other versions of PyTorch than this one; else None."""
+    here = captured_with()["torch"]
+    found = [None if plan.captured_with is None else plan.captured_with.get("torch") for plan in plans]
+    named = sorted({version for version in found if version is not None})
+    if not named or None in found or here in named:
+        return None
+    return f"was captured with torch {' and '.join(named)}, this is {here}"

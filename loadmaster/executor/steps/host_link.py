@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from loadmaster.errors import InputError
+from loadmaster.executor.steps.measure import event_ms
 from loadmaster.models.hardware import CUTS, HostLink, hardware_reported_as
 from loadmaster.models.hardware import hardware as entry_of
 
@@ -53,9 +53,8 @@ def measured_link(device: torch.device, *, compiled: bool) -> HostLink:
     try:
         host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:
-        raise InputError(
-            "host_link", PROBE_BYTES, f"cannot be measured: {error}", "Let the process lock more memory (ulimit -l)."
-        ) from error
+        remedy = "Let the process lock more memory (ulimit -l)."
+        raise InputError("host_link", PROBE_BYTES, f"cannot be measured: {error}", remedy) from error
     there = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=device)
     link = HostLink(
         to_host_gbps=_gbps(lambda: host.copy_(there, non_blocking=True)),
@@ -78,14 +77,5 @@ def host_bytes() -> int:
 
 
 def _gbps(copy: Callable[[], object]) -> float:
-    times_ms = []
     copy()
-    for _ in range(PROBES):
-        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        copy()
-        stop.record()
-        stop.synchronize()
-        times_ms.append(float(start.elapsed_time(stop)))
-    return PROBE_BYTES / statistics.median(times_ms) / 1e6
+    return PROBE_BYTES / statistics.median(event_ms(copy) for _ in range(PROBES)) / 1e6

@@ -18,11 +18,7 @@ from loadmaster.executor.torch_private.inductor import LAUNCHES_FAST, CachingAut
 
 
 class Launched:
-    """Stand-in for a kernel in a module that Inductor wrote.
-
-    Attributes:
-        run: its launcher.
-    """
+    """Stand-in for a kernel in a module that Inductor wrote, whose ``run`` is the kernel's launcher."""
 
     __slots__ = ("run",)
 

@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from loadmaster.executor.torch_private.autograd import storage_key
 from loadmaster.executor.torch_private.devices import DeviceType
+
+Mark = float | torch.cuda.Event
+"""Moment in the order of a device's work."""
 
 
 @dataclass(frozen=True)
@@ -132,3 +136,32 @@ def queued_us(run: Callable[[], object], repeats: int) -> list[float]:
     device_us = [start.elapsed_time(stop) * 1e3 for start, stop in pairwise(marks)]
     processor_us = [(stop - start) * 1e6 for start, stop in pairwise(launched)]
     return [max(both) for both in zip(device_us, processor_us, strict=True)]
+
+
+def mark(device: torch.device) -> Mark:
+    """Mark the present moment: on a CUDA device, when its current stream comes here."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds(start: Mark, stop: Mark) -> float:
+    """Time from one mark to a later one, seconds; waits until the device is there."""
+    if isinstance(start, float) or isinstance(stop, float):
+        assert isinstance(start, float) and isinstance(stop, float)
+        return stop - start
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def event_ms(run: Callable[[], object]) -> float:
+    """Time of what one call does on the current CUDA device, ms; waits for it."""
+    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop))

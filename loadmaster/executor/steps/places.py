@@ -1,21 +1,30 @@
-"""Place in the user's model that a graph node comes from: the path of the module that ran it, and its line of code.
+"""Place in the user's model of a graph node, or of an operator that runs: the path of the module, and its line of code.
 
 Dynamo records both for every node that it traces, and AOTAutograd hands them to the node's backward. What has neither
 (gradients that are summed, nodes that a pass has made) has the place of what it reads.
+
+While a step runs, hooks on all modules know which one runs in the forward pass. In the backward pass, the autograd node
+that runs has the number that it got when the forward operator was called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import loadmaster
+from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import StepGraph
+from loadmaster.executor.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _RECORDED = (*_STACKS, "stack_trace")
@@ -24,6 +33,7 @@ _ITEM = re.compile(r"""\[['"]?(\w+)['"]?\]""")
 # Modules that PyTorch puts around those of the user's.
 _WRAPPERS = {"_modules", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _NOT_THE_MODELS = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, loadmaster))
+_NOT_CALLERS = (*_NOT_THE_MODELS, "<", str(Path(contextlib.__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -87,3 +97,69 @@ def _source(node: fx.Node) -> str | None:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     lines = [(file, line) for file, line in frames if not file.startswith(_NOT_THE_MODELS)]
     return f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else None
+
+
+class CallPlaces:
+    """Tracker of the place that calls the present operator, while :meth:`followed` is on.
+
+    Attributes:
+        otherwise: the place of operators that no module calls.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._paths: dict[nn.Module, str] = {step: "loss"}
+        if isinstance(step.loss, nn.Module):
+            self._paths |= dict.fromkeys(step.loss.modules(), "loss")
+        for path, inner in step.model.named_modules():
+            self._paths[inner] = path or type(step.model).__name__
+        self.otherwise = NOWHERE
+        self._running: list[str] = []
+        self._forward: dict[int, Place] = {}
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Track which module runs, by hooks on all modules, within the block."""
+
+        def begins(module: nn.Module, _inputs: object) -> None:
+            if module in self._paths:
+                self._running.append(self._paths[module])
+
+        def ends(module: nn.Module, _inputs: object, _output: object) -> None:
+            if module in self._paths and self._running:
+                self._running.pop()
+
+        handles = [
+            register_module_forward_pre_hook(begins),
+            register_module_forward_hook(ends, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._running.clear()
+            self._forward.clear()
+
+    def here(self) -> Place:
+        """Return the place of the operator that is being called."""
+        node: Any = current_node()
+        if self._running:
+            place = Place(self._running[-1], _line())
+            if node is None and torch.is_grad_enabled():
+                # The node of a forward operator is made before the operator is called.
+                self._forward.setdefault(next_sequence_number() - 1, place)
+            return place
+        if node is not None:
+            return self._forward.get(sequence_number_of(node), NOWHERE)
+        return self.otherwise
+
+
+def _line() -> str | None:
+    """File and line of the innermost stack frame that is neither PyTorch's nor Loadmaster's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_NOT_CALLERS):
+            return f"{Path(code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

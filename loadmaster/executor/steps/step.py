@@ -12,7 +12,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch, Batch, Forward, Parameters, for_model
-from loadmaster.executor.steps.one_graph.library_attributes import LibraryAttributes
+from loadmaster.executor.steps.one_graph.replaced_attributes import LibraryAttributes
 
 Loss = Callable[..., torch.Tensor]
 
@@ -77,20 +77,12 @@ class Step(nn.Module):
         return Calls(self.takes, Forward.of(self.model), self.loss is not None)
 
     def batch(self, given: AnyBatch) -> Batch:
-        """Turn what a user gives into the batch as :meth:`forward` takes it.
-
-        Raises:
-            InputError: it is not a batch.
-        """
+        """Turn what a user gives into the batch as :meth:`forward` takes it: :meth:`Calls.batch`."""
         # Not through ``calls``: to read a signature takes longer than all else of it.
         return for_model(given, self.takes, has_loss=self.loss is not None)
 
     def expect_call(self, batch: Batch) -> None:
-        """Refuse a batch that the model cannot be called with.
-
-        Raises:
-            InputError: naming what is missing or too much.
-        """
+        """Refuse a batch that the model cannot be called with: :meth:`Calls.expect`."""
         self.calls.expect(batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -3,6 +3,9 @@
 On CUDA the kernels are what ran. The host launches them ahead of the device, and it is the host that allocates: bytes
 that it hands out before a launch count from the moment that kernel starts, which is when the device could first need
 them. On the CPU the operators are what ran, and both clocks are the same.
+
+:func:`record_snapshot` records a step for https://pytorch.org/memory_viz; ``loadmaster show --snapshot`` writes the
+planned memory in the same form.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from loadmaster.executor.torch_private.devices import DeviceType
+from loadmaster.errors import InputError
+from loadmaster.executor.torch_private.devices import DeviceType, memory_snapshot, record_memory_history
 
 # Kernels that Inductor writes (its matrix products apart), PyTorch's own, Loadmaster's, and copies inside the device.
 _MOVES = re.compile(r"triton_(?!tem|mm|bmm|convolution)|_(?!Z)|.*(at::native|Memcpy DtoD|Memset|batch_?norm|bn_[fb]w)")
@@ -27,6 +31,7 @@ _LAUNCH = re.compile(r"cu(da)?[A-Z]")
 # From this CUDA on the profiler's hooks (CUPTI) come off cleanly, in programs with CUDA graphs too.
 _CLEAN_TEARDOWN = (12, 6)
 _HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)")
+MAX_ENTRIES = 100_000  # events; a step has a few thousand
 
 
 @dataclass(frozen=True)
@@ -89,14 +94,10 @@ class Timeline:
 
 
 def record(step: Callable[[], object], device: torch.device, resident_bytes: int = 0) -> Timeline:
-    """Record the timeline of one step with PyTorch's profiler.
-
-    Args:
-        resident_bytes: allocated before it; the CUDA allocator knows, the CPU's does not.
-    """
+    """Record a step's timeline by PyTorch's profiler. Only the CUDA allocator knows what is resident before it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr
     on_cuda = device.type == "cuda"
-    if on_cuda and _cuda_version() >= _CLEAN_TEARDOWN:
+    if on_cuda and tuple(map(int, (torch.version.cuda or "0").split("."))) >= _CLEAN_TEARDOWN:
         # Left on, they make every later launch of the process longer, and with it steps of short kernels.
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
@@ -118,14 +119,9 @@ def record(step: Callable[[], object], device: torch.device, resident_bytes: int
     return Timeline(device.type, tuple(spans), tuple(_levels(changes, first, resident_bytes)))
 
 
-def _cuda_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in (torch.version.cuda or "0").split("."))
-
-
 def _kernels(events: Sequence[Any]) -> list[Any]:
-    return [
-        e for e in events if e.device_type() == DeviceType.CUDA and e.duration_ns() > 0 and not e.is_user_annotation()
-    ]
+    on_device = [e for e in events if e.device_type() == DeviceType.CUDA and e.duration_ns() > 0]
+    return [e for e in on_device if not e.is_user_annotation()]
 
 
 def _operators(events: Sequence[Any]) -> list[Any]:
@@ -152,8 +148,7 @@ def _as_the_device_sees(
         return list(changes)
     hosts = [at for at, _ in launches]
     end = max((k.start_ns() + k.duration_ns() for k in kernels), default=0)
-    moved = []
-    latest = 0
+    moved, latest = [], 0
     for at, size in changes:
         following = bisect_left(hosts, at)
         start = starts[launches[following][1]] if following < len(launches) else end
@@ -173,3 +168,35 @@ def _levels(changes: Iterable[tuple[int, int]], first_ns: int, resident_bytes: i
     for at, size in changes:
         current += size
         yield (at - first_ns) / 1e3, current
+
+
+def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Record every allocation and release of one step, with the Python lines they come from.
+
+    Returns:
+        The result of ``torch.cuda.memory._snapshot()``; pickle it.
+
+    Raises:
+        InputError: the device is not a CUDA device.
+    """
+    expect_history(device)
+    torch.cuda.synchronize(device)
+    record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
+    try:
+        step()
+        torch.cuda.synchronize(device)
+        snapshot: dict[str, Any] = memory_snapshot(device)
+    finally:
+        record_memory_history(None)
+    return snapshot
+
+
+def expect_history(device: torch.device) -> None:
+    """Refuse devices whose allocator keeps no history.
+
+    Raises:
+        InputError: the device is not a CUDA device.
+    """
+    if device.type != "cuda":
+        remedy = "Record on CUDA, or look at the planned memory: loadmaster show --snapshot."
+        raise InputError("device", str(device), "keeps no history of its memory", remedy)

@@ -18,14 +18,10 @@ from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.drawn_once import compile_drawing_once
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
-from loadmaster.executor.steps.one_graph.attention_masks import lay_out_masks
-from loadmaster.executor.steps.one_graph.causal_masks import MASKS_AS_GIVEN
-from loadmaster.executor.steps.one_graph.gradient_leaves import LEAVES_MADE_INSIDE
+from loadmaster.executor.steps.one_graph.dynamo_changes import TRACED_OTHERWISE, trace_sequential_checkpoints
+from loadmaster.executor.steps.one_graph.dynamo_graph import detach_kept, lay_out_masks, refusing_gradients
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
-from loadmaster.executor.steps.one_graph.kept_results import detach_kept, refusing_gradients
-from loadmaster.executor.steps.one_graph.known_ranges import RANGES_AS_LISTS
-from loadmaster.executor.steps.one_graph.patched import patched
-from loadmaster.executor.steps.one_graph.sequential_checkpoints import trace_sequential_checkpoints
+from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.torch_private.inductor import aot_autograd, compile_fx_inner
@@ -37,8 +33,7 @@ Before = Callable[[Half], None]
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-DynamoBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-_TRACED_OTHERWISE = (MASKS_AS_GIVEN, RANGES_AS_LISTS, *LEAVES_MADE_INSIDE)
+"""Compiler of a graph and example inputs, or a backend of torch.compile."""
 
 
 def expect_mode(mode: str) -> None:
@@ -51,7 +46,7 @@ def expect_mode(mode: str) -> None:
         raise InputError("mode", mode, "is unknown", f"Choose one of: {', '.join(get_args(Mode))}.")
 
 
-def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward: Compiler) -> DynamoBackend:
+def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward: Compiler) -> Compiler:
     """Make a backend of torch.compile with the given partition and compilers; arguments as for :func:`compiled`."""
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
@@ -60,7 +55,7 @@ def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward
         expect_gradients(step_graph)
         return partition(step_graph)
 
-    backend: DynamoBackend = aot_autograd(
+    backend: Compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=forward,
@@ -101,21 +96,17 @@ def compiled(
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
 
     def traceable(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with patched(*_TRACED_OTHERWISE):
+        with step.library_attributes, patched(*TRACED_OTHERWISE):
             return call(step, *args, **kwargs)
 
-    return _with_attributes_replaced(traceable)
+    return traceable
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
-    """Tensors that the primals of Dynamo's graph stand for, in order."""
-    return [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
-
-
-def _tensor_of(placeholder: fx.Node) -> torch.Tensor | None:
-    """Tensor that Dynamo passes for an input of its graph; None for other inputs."""
-    passed = placeholder.meta.get("grapharg")
-    return passed.example if passed is not None and isinstance(passed.example, torch.Tensor) else None
+    """Tensors that the primals of Dynamo's graph stand for, in order; None for other inputs."""
+    passed = [node.meta.get("grapharg") for node in module.graph.find_nodes(op="placeholder")]
+    given = [None if argument is None else argument.example for argument in passed]
+    return [value if isinstance(value, torch.Tensor) else None for value in given]
 
 
 class _TracedError(Exception):
@@ -145,7 +136,6 @@ def trace(
     Raises:
         InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
     """
-
     step = Step(model, loss, expects_loss=expect is None)
     taken = step.batch(batch)
     step.expect_call(taken)
@@ -163,9 +153,8 @@ def trace(
     if not isinstance(returned, torch.Tensor) and loss is not None:
         remedy = "Return the loss as a scalar tensor, without .item()."
         raise InputError("loss", returned, f"returned {type(returned).__name__}, no tensor", remedy)
-    raise InputError(
-        "model", type(model).__name__, "has no gradient to compute", "Give it a parameter that requires one."
-    )
+    remedy = "Give it a parameter that requires one."
+    raise InputError("model", type(model).__name__, "has no gradient to compute", remedy)
 
 
 def left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -183,7 +172,6 @@ def compiled_plainly(
     compiles. Dynamo compiles the code after a graph break as functions of the model, and reuses what it once compiled
     for another caller with the same backend: under the settings of that caller.
     """
-
     patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
     modules: list[ModuleType] = []
 
@@ -202,17 +190,10 @@ def compiled_plainly(
     def call(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
         launch_directly(modules)  # those of steps before, both halves of which have run
         modules.clear()
-        return compiled(step, *args, **kwargs)
-
-    return _with_attributes_replaced(call)
-
-
-def _with_attributes_replaced(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def called(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
         with step.library_attributes:
-            return call(step, *args, **kwargs)
+            return compiled(step, *args, **kwargs)
 
-    return called
+    return call
 
 
 def _own_call() -> Callable[..., torch.Tensor]:
@@ -234,20 +215,13 @@ def expect_static_shapes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         for tensor in tensors(node.meta.get("val")):
             if tensor.layout is not torch.strided:
-                raise UntraceableError(
-                    "model",
-                    str(node.target),
-                    f"makes a tensor that is not dense{place_of(node)}",
-                    "Use dense tensors and gradients, as of Embedding(..., sparse=False).",
-                )
+                problem = f"makes a tensor that is not dense{place_of(node)}"
+                remedy = "Use dense tensors and gradients, as of Embedding(..., sparse=False)."
+                raise UntraceableError("model", str(node.target), problem, remedy)
             if not all(isinstance(size, int) for size in tensor.shape):
-                where = place_of(node)
-                raise UntraceableError(
-                    "model",
-                    str(node.target),
-                    f"makes a shape that depends on the data{where}",
-                    "Use an operator whose result has a fixed shape, such as a mask.",
-                )
+                problem = f"makes a shape that depends on the data{place_of(node)}"
+                remedy = "Use an operator whose result has a fixed shape, such as a mask."
+                raise UntraceableError("model", str(node.target), problem, remedy)
 
 
 def expect_scalar_loss(step_graph: StepGraph) -> None:

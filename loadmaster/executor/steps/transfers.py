@@ -99,10 +99,6 @@ def _send(source: Tensor, stride: Sequence[int]) -> Tensor:
     return host
 
 
-def _sent(source: Tensor, host: Tensor) -> None:
-    _wait(_sends, host, source.device)
-
-
 def _fetch(host: Tensor, size: Sequence[int], stride: Sequence[int], device: torch.device) -> Tensor:
     result = torch.empty_strided(size, stride, dtype=host.dtype, device=device)
     dense = fills(size, stride)
@@ -114,23 +110,23 @@ def _fetch(host: Tensor, size: Sequence[int], stride: Sequence[int], device: tor
     return result
 
 
-def _fetched(result: Tensor, host: Tensor) -> None:
-    _wait(_fetches, result, result.device)
-
-
-def _fake_send(source: Tensor, stride: Sequence[int]) -> Tensor:
-    return source.new_empty(source.numel(), device="cpu")
-
-
-def _fake_fetch(host: Tensor, size: Sequence[int], stride: Sequence[int], device: torch.device) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=host.dtype, device=device)
-
-
-def _fake_wait(first: Tensor, second: Tensor) -> None:
-    return None
-
-
-send = operator("send(Tensor source, int[] stride) -> Tensor", _send, _fake_send)
-sent = operator("sent(Tensor source, Tensor(a!) host) -> ()", _sent, _fake_wait)
-fetch = operator("fetch(Tensor host, int[] size, int[] stride, Device device) -> Tensor", _fetch, _fake_fetch)
-fetched = operator("fetched(Tensor(a!) result, Tensor host) -> ()", _fetched, _fake_wait)
+send = operator(
+    "send(Tensor source, int[] stride) -> Tensor",
+    _send,
+    lambda source, stride: source.new_empty(source.numel(), device="cpu"),
+)
+sent = operator(
+    "sent(Tensor source, Tensor(a!) host) -> ()",
+    lambda source, host: _wait(_sends, host, source.device),
+    lambda source, host: None,
+)
+fetch = operator(
+    "fetch(Tensor host, int[] size, int[] stride, Device device) -> Tensor",
+    _fetch,
+    lambda host, size, stride, device: torch.empty_strided(size, stride, dtype=host.dtype, device=device),
+)
+fetched = operator(
+    "fetched(Tensor(a!) result, Tensor host) -> ()",
+    lambda result, host: _wait(_fetches, result, result.device),
+    lambda result, host: None,
+)

@@ -91,9 +91,8 @@ def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     if not isinstance(model, nn.parallel.DistributedDataParallel):
         return None
     if model.mixed_precision is not None:
-        raise InputError(
-            "model", "mixed_precision", "DistributedDataParallel casts inside the step", "Use torch.autocast instead."
-        )
+        problem = "DistributedDataParallel casts inside the step"
+        raise InputError("model", "mixed_precision", problem, "Use torch.autocast instead.")
     return model
 
 

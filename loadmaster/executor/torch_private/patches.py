@@ -1,7 +1,8 @@
 """List of the attributes of PyTorch that Loadmaster replaces, for a time or for good: what, where, why.
 
 Each replacement stands in the module of its idea. Most are set for a block by
-:func:`~loadmaster.executor.steps.one_graph.patched.patched`. ``tests/executor/torch_private/test_workarounds.py`` fails
+:func:`~loadmaster.executor.steps.one_graph.replaced_attributes.patched`.
+``tests/executor/torch_private/test_workarounds.py`` fails
 when PyTorch no longer needs one.
 """
 
@@ -28,7 +29,7 @@ class Replaced(NamedTuple):
     optional: bool = False
 
 
-_LEAVES = "steps.one_graph.gradient_leaves"
+_LEAVES = "steps.one_graph.dynamo_changes"
 _DRAWS = "steps.drawn_once"
 _VARIABLES = "torch._dynamo.variables"
 _NO_LEAF = "Dynamo refuses to make a leaf of a tensor inside a graph."
@@ -47,13 +48,13 @@ REPLACED = (
     ),
     Replaced(
         f"{_VARIABLES}.tensor.TensorVariable.method_tolist",
-        "steps.one_graph.known_ranges",
+        "steps.one_graph.dynamo_changes",
         "Dynamo does not know what is in torch.arange(2, 4).",
         has_test=True,
     ),
     Replaced(
         "torch.nn.modules.transformer._detect_is_causal_mask",
-        "steps.one_graph.causal_masks",
+        "steps.one_graph.dynamo_changes",
         "nn.Transformer branches on the values of its mask, which breaks the graph.",
         has_test=True,
     ),

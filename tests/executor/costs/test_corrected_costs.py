@@ -8,7 +8,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.costs.corrected import Corrected
+from loadmaster.executor.costs.model import Corrected
 from loadmaster.executor.memory.capture import CaptureOptions, capture_step
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import convnet_case

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.executor.index import FragmentedLog, HashTable, SortedArray, fit, native, trials
-from loadmaster.executor.index.trials import Trial, read_rows, run, serves, write_rows
+from loadmaster.executor.index import FragmentedLog, HashTable, SortedArray, fit, native
+from loadmaster.executor.index.fit import Trial, read_rows, run, serves, write_rows
 from loadmaster.models.index.features import features
 from loadmaster.models.index.generators import DISTRIBUTIONS, Mix, make_trace
 from loadmaster.models.index.predictor import predict, read_coefficients
@@ -19,7 +19,7 @@ compiled = pytest.mark.skipif(native.library() is None, reason="needs a C++ comp
 
 
 def test_every_distribution_runs_in_every_size_and_mix() -> None:
-    wanted = trials.trials(1_000_000, 400_000)
+    wanted = fit.trials(1_000_000, 400_000)
     sizes = sorted({trial.keys for trial in wanted})
     assert sizes[0] == 10_000 and sizes[-1] == 1_000_000
     mixes = {trial.mix for trial in wanted}
@@ -35,8 +35,8 @@ def test_every_distribution_runs_in_every_size_and_mix() -> None:
 
 
 def test_candidates_and_others_run() -> None:
-    first, second = trials.configurations(1), trials.configurations(2)
-    assert set(CANDIDATES) < set(first) and first == trials.configurations(1) and first != second
+    first, second = fit.configurations(1), fit.configurations(2)
+    assert set(CANDIDATES) < set(first) and first == fit.configurations(1) and first != second
 
 
 def test_a_trace_runs_on_what_can_serve_it() -> None:
@@ -72,7 +72,7 @@ def test_what_is_no_rows_is_refused() -> None:
     broken: tuple[object, ...] = ([{}], [{"trial": {"keys": 3}}], None)
     for traces in broken:
         with pytest.raises(InputError, match=r"^traces"):
-            read_rows({"schema": trials.SCHEMA, "traces": traces})
+            read_rows({"schema": fit.SCHEMA, "traces": traces})
 
 
 @compiled
@@ -80,7 +80,7 @@ def test_the_command_writes_coefficients_and_rows(tmp_path: Path, capsys: pytest
     output, rows = tmp_path / "predictor.json", tmp_path / "rows.json"
     given = ["-o", str(output), "--rows", str(rows), "--keys", "200", "--operations", "150"]
     assert fit.main(given) == 0
-    wanted = trials.trials(200, 150)
+    wanted = fit.trials(200, 150)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == len(wanted) and told[-1].startswith(f"{len(wanted)}/{len(wanted)} ")
     found = read_coefficients(json.loads(output.read_text()))

@@ -10,9 +10,8 @@ from torch import nn
 
 import loadmaster
 from loadmaster.errors import InputError
-from loadmaster.executor.partition.apply import apply
+from loadmaster.executor.partition.apply import apply, split
 from loadmaster.executor.partition.module_step import ModuleStep
-from loadmaster.executor.partition.split import split
 from loadmaster.models.partition.plan import PartitionPlan, Role, roles_of
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.planner.partition.modules import by_roles

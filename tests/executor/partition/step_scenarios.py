@@ -22,11 +22,10 @@ import loadmaster
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.partition import collectives as collectives_of_graphs
 from loadmaster.executor.partition import compiled
-from loadmaster.executor.partition.apply import apply
+from loadmaster.executor.partition.apply import apply, split
 from loadmaster.executor.partition.capture import capture
 from loadmaster.executor.partition.graph_step import Backend, PartitionedStep
 from loadmaster.executor.partition.redistribute import Redistributor
-from loadmaster.executor.partition.split import split
 from loadmaster.executor.partition.traced import TracedStep, traced_step
 from loadmaster.executor.steps.batch import batch_of
 from loadmaster.models.partition.checker import check

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from loadmaster.executor.partition.layouts import as_made, turn_gradients
+from loadmaster.executor.partition.compiled import as_made, turn_gradients
 
 aten = torch.ops.aten
 SHAPE = (2, 4, 6, 6)

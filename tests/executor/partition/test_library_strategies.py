@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from loadmaster.executor.partition.verify import holds
+from loadmaster.executor.partition.trials import holds
 from loadmaster.models.partition.problem import Signature
 from loadmaster.models.partition.tdl import operators
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loadmaster.executor.partition.node_views import on_share
+from loadmaster.executor.partition.on_shares import on_share
 from loadmaster.models.partition.views import Cut, View
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from loadmaster.errors import InputError
-from loadmaster.executor.partition.uneven_shares import UnevenShare
+from loadmaster.executor.partition.shares import UnevenShare
 from tests.executor.worlds import join_alone
 
 WHOLE, OFFSETS = torch.Size((8, 4)), torch.Size((2, 0))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loadmaster.executor.partition.verify import holds
+from loadmaster.executor.partition.trials import holds
 from loadmaster.models.partition.problem import Need, Strategy
 
 aten = torch.ops.aten

@@ -196,7 +196,7 @@ def test_shapes_that_alternate_have_a_plan_each() -> None:
 
 @pytest.mark.slow
 def test_plans_of_shapes_that_do_not_come_back_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadmaster.executor.placement.pager.shapes.MOST_SHAPES", 2)
+    monkeypatch.setattr("loadmaster.executor.placement.pager.schedule.MOST_SHAPES", 2)
     sizes = (48, 40, 30, 20)
     case = Case(rows=(sizes[0], *(size for size in sizes for _ in range(5)), *[sizes[0]] * 5))
     asked = []

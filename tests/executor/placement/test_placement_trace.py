@@ -11,15 +11,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadmaster.errors import InputError
-from loadmaster.executor.placement.call_places import CallPlaces
-from loadmaster.executor.placement.capture import capture, record, run
-from loadmaster.executor.placement.fake_step import fake_step
-from loadmaster.executor.placement.recorder import Notes, Recorder, Recording
-from loadmaster.executor.placement.splitting import joined, parts_of
+from loadmaster.executor.placement.capture import capture, fake_step, record, run
+from loadmaster.executor.placement.operands import joined, parts_of
+from loadmaster.executor.placement.recorder import (
+    Notes,
+    Recorder,
+    Recording,
+    name_gradients,
+    name_resident,
+    name_state,
+    passes,
+    update,
+)
 from loadmaster.executor.placement.trace import Cost, trace_of
-from loadmaster.executor.placement.training import name_gradients, name_resident, name_state, passes, update
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.places import Place
+from loadmaster.executor.steps.places import CallPlaces, Place
 from loadmaster.executor.steps.step import Step
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.problem import PlacementProblem, Tier

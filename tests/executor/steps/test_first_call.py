@@ -10,7 +10,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.steps import first_call
+from loadmaster.executor.steps import unchanged
 from tests.executor.memory.schedules import plan, schedule
 
 LOCK = threading.Lock()
@@ -83,7 +83,7 @@ class Locked(Layer):
 def calls(monkeypatch):
     """The models that were called for their first time, and whether that went well."""
     made = []
-    original = first_call.make_first_call
+    original = unchanged.make_first_call
 
     def make_first_call(model, batch, loss):
         made.append((type(model), original(model, batch, loss)))
@@ -135,7 +135,7 @@ def test_a_model_without_values_is_not_called(calls):
 
 
 def test_where_nothing_is_called_the_next_step_is_refused(monkeypatch):
-    monkeypatch.setattr(first_call, "is_among_ranks", lambda: True)
+    monkeypatch.setattr(unchanged, "is_among_ranks", lambda: True)
     model = Places().eval()
 
     def planned():
@@ -163,7 +163,7 @@ def test_a_call_that_fails_leaves_the_first_error(calls):
 
 
 def test_among_ranks_nothing_is_called(calls, monkeypatch):
-    monkeypatch.setattr(first_call, "is_among_ranks", lambda: True)
+    monkeypatch.setattr(unchanged, "is_among_ranks", lambda: True)
     with pytest.raises(InputError, match="with LOCK"):
         capture(Hooks(), BATCH, hardware="cpu", backend="eager")
     assert calls == [(Hooks, False)]

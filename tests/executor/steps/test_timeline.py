@@ -10,8 +10,7 @@ from torch._C._autograd import DeviceType
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps import timeline as timelines
-from loadmaster.executor.steps.snapshot import record_snapshot
-from loadmaster.executor.steps.timeline import Span, Timeline
+from loadmaster.executor.steps.timeline import Span, Timeline, record_snapshot
 
 CPU = torch.device("cpu")
 

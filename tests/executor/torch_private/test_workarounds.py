@@ -57,17 +57,17 @@ LEAVES = {
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_dynamo_makes_no_leaf_inside_a_graph(name):
-    """If this fails, the change of this name in steps/one_graph/gradient_leaves.py may go."""
+    """If this fails, the change of this name in steps/one_graph/dynamo_changes.py may go."""
     expect_refused(LEAVES[name], torch.ones(3))
 
 
 def test_dynamo_does_not_know_the_numbers_of_a_range():
-    """If this fails, steps/one_graph/known_ranges.py may go."""
+    """If this fails, the change of ranges in steps/one_graph/dynamo_changes.py may go."""
     expect_refused(lambda x: x.sum(torch.arange(1, 3).tolist()), torch.ones(2, 3, 4))
 
 
 def test_a_transformer_branches_on_its_mask():
-    """If this fails, steps/one_graph/causal_masks.py may go."""
+    """If this fails, the change of masks in steps/one_graph/dynamo_changes.py may go."""
     layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     mask = nn.Transformer.generate_square_subsequent_mask(4)

@@ -26,7 +26,7 @@ from loadmaster.executor.memory.fit.trials import Trial, describe
 from loadmaster.executor.steps.factory import report, users_code
 from loadmaster.executor.steps.made_step import make_step
 from loadmaster.executor.steps.resident import device_of
-from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
+from loadmaster.executor.steps.timeline import expect_history, record_snapshot
 from loadmaster.models.memory.measurement import write_measurement
 
 

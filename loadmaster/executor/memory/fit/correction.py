@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from loadmaster.executor.costs.corrected import Corrected
+from loadmaster.executor.costs.model import Corrected
 from loadmaster.executor.memory.capture import CapturedStep
 from loadmaster.executor.memory.fit.contest import WORTH_A_TRY
 from loadmaster.executor.memory.fit.trials import Correction, Trial

@@ -7,6 +7,7 @@ another's.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 from torch import fx
 
@@ -18,7 +19,7 @@ from loadmaster.executor.memory.implementations.dropout import seed_dropout
 from loadmaster.executor.memory.implementations.emitting import as_integers, aten, call, with_strides_of
 from loadmaster.executor.memory.implementations.joined_slices import join_slices
 from loadmaster.executor.steps.drawn_once import EACH_DRAW_ITS_OWN
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from loadmaster.executor.steps.step_graph import is_random
 from loadmaster.executor.torch_private.inductor import eliminate_common_subexpressions
 from loadmaster.executor.torch_private.operators import reduction_number, schema_of
@@ -143,13 +144,23 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(old)
 
 
+# In the order they run. Each changes the graph in place.
+_PASSES: tuple[Callable[[fx.Graph], None], ...] = (
+    clamp_from_output,
+    seed_dropout,
+    seed_attention,
+    chunk_cross_entropy,
+    split_convolution_backward,
+    reduce_losses,
+    join_slices,
+    draw_first,
+)
+
+
 def run_passes(joint: fx.GraphModule) -> fx.GraphModule:
     """The joint graph with every pass applied. The argument is left as it is."""
     prepared = fx.GraphModule(joint, _without_repetitions(joint.graph))
-    for change in (
-        *(clamp_from_output, seed_dropout, seed_attention, chunk_cross_entropy),
-        *(split_convolution_backward, reduce_losses, join_slices, draw_first),
-    ):
+    for change in _PASSES:
         change(prepared.graph)
     prepared.graph.lint()
     prepared.recompile()

@@ -24,10 +24,10 @@ from loadmaster.executor.memory.run.backends import COMPILERS, Backend, both_hal
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.steps.cuda_graphs import CudaGraphs
+from loadmaster.executor.steps.guards import other_versions
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import Before, Compiler, Half, Mode, compiled, compiled_plainly
-from loadmaster.executor.steps.versions import other_versions
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
 logger = logging.getLogger(__name__)

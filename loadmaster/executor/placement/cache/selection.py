@@ -28,6 +28,7 @@ class Selection:
 
     Attributes:
         device: that tensors are taken from: a CUDA device if anything of the model is on one.
+        token: number of the selection, and so of its cache.
 
     Raises:
         InputError: the model is on a device that nothing can be sent from.
@@ -35,7 +36,7 @@ class Selection:
 
     def __init__(self, modules: Iterable[nn.Module], min_bytes: int) -> None:
         self._modules, self.min_bytes = tuple(modules), min_bytes
-        self._token = next(_tokens)
+        self.token = next(_tokens)
         self.mark_held()
 
     def mark_held(self) -> None:
@@ -46,7 +47,7 @@ class Selection:
                 local = without_sharding(tensor)
                 devices.setdefault(local.device.type, local.device)
                 if _has_storage(local):
-                    local.untyped_storage().__dict__.setdefault(_MARK, set()).add(self._token)
+                    local.untyped_storage().__dict__.setdefault(_MARK, set()).add(self.token)
 
         self.device = devices.get("cuda") or next(iter(devices.values()), torch.device("cpu"))
         if self.device.type not in ("cpu", "cuda", "meta"):
@@ -63,7 +64,7 @@ class Selection:
         if isinstance(base_of(tensor), nn.Parameter):
             return False
         storage = tensor.untyped_storage()
-        return storage.nbytes() >= self.min_bytes and self._token not in storage.__dict__.get(_MARK, ())
+        return storage.nbytes() >= self.min_bytes and self.token not in storage.__dict__.get(_MARK, ())
 
 
 def _has_storage(tensor: Tensor) -> bool:

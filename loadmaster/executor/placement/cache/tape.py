@@ -1,4 +1,4 @@
-"""Tape of what one forward pass saved, in order; the backward pass needs it in the reverse order."""
+"""Tape of what one forward pass saved, in order, and when; the backward pass needs it in the reverse order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import weakref
 from collections.abc import Iterator
 
 from loadmaster.executor.placement.cache.adaptive import Plan, Profile
-from loadmaster.executor.placement.cache.clock import Mark, seconds
-from loadmaster.executor.placement.cache.parts import Layout, Part
-from loadmaster.executor.placement.cache.records import Record
+from loadmaster.executor.placement.cache.parts import Layout, Part, Record
+from loadmaster.executor.steps.measure import Mark, seconds
 
 
 class Stopwatch:
@@ -40,14 +39,11 @@ class Stopwatch:
         if self._end is None or not self._saved:
             return None
         waits_s = [seconds(*wait) for wait in self._waits]
-        start = self._saved[0][1]
-        at_s = [seconds(start, at) - sum(waits_s[:before]) for (_, at), before in self._timed()]
+        start, timed = self._saved[0][1], zip(self._saved, self._waits_before, strict=True)
+        at_s = [seconds(start, at) - sum(waits_s[:before]) for (_, at), before in timed]
         forward_s = seconds(start, self._end) - sum(waits_s)
         sizes = tuple(size for size, _ in self._saved)
         return Profile(sizes, tuple(max(0.0, s) for s in at_s), max(forward_s, 0.0, *at_s))
-
-    def _timed(self) -> Iterator[tuple[tuple[int, Mark], int]]:
-        return zip(self._saved, self._waits_before, strict=True)
 
 
 class Tape:

@@ -22,25 +22,58 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
+from os import PathLike, fspath, sep
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
+from loadmaster.errors import InputError
 from loadmaster.executor.placement.cache import functorch
 from loadmaster.executor.placement.cache.adaptive import Plan, plan_for, plan_to_keep
-from loadmaster.executor.placement.cache.backends.choose import Place, opener
+from loadmaster.executor.placement.cache.backends.files import Files
+from loadmaster.executor.placement.cache.backends.host import HostMemory
 from loadmaster.executor.placement.cache.backends.protocol import Backend, Counters, rates
-from loadmaster.executor.placement.cache.clock import mark
-from loadmaster.executor.placement.cache.parts import Checked, Layout, Part, all_bytes
-from loadmaster.executor.placement.cache.records import Ledger, Record
+from loadmaster.executor.placement.cache.parts import Checked, Layout, Part, Record, all_bytes, record_of
 from loadmaster.executor.placement.cache.selection import Selection
 from loadmaster.executor.placement.cache.stats import CacheStats, Tally
 from loadmaster.executor.placement.cache.tape import Stopwatch, Tape
 from loadmaster.executor.placement.cache.traffic import Traffic, closed
+from loadmaster.executor.steps.measure import mark
 from loadmaster.executor.torch_private.autograd import after_backward, current_backward_pass
 from loadmaster.models.units import bytes_of
+
+Place = str | PathLike[str] | Sequence[str | PathLike[str]] | Backend
+
+
+def opener(to: Place) -> Callable[[], Backend]:
+    """Return the function that opens the backend, and opens it again after it was closed.
+
+    Raises:
+        InputError: it is not a place for tensors.
+    """
+    if to == "host":
+        return HostMemory
+    folders: list[str] | None = None
+    if isinstance(to, str | PathLike):
+        folders = [fspath(to)]
+    elif isinstance(to, Sequence) and to and all(isinstance(folder, str | PathLike) for folder in to):
+        folders = [fspath(folder) for folder in to]
+    if folders is not None:
+        for folder in folders:
+            if sep not in folder and not Path(folder).is_dir():
+                raise _no_place(to, f"{folder!r} is neither 'host' nor a folder")
+        return lambda: Files(folders)
+    if all(callable(getattr(to, name, None)) for name in ("store", "load", "free", "counters", "close")):
+        return lambda: cast(Backend, to)
+    raise _no_place(to, "is no place for tensors")
+
+
+def _no_place(to: object, problem: str) -> InputError:
+    return InputError("to", to, problem, "Give 'host', a folder, several folders, or a backend object.")
+
 
 RELIED_ON = 0.9  # of what the link was seen to move: compute takes some of it, and the next pass may be quicker
 TIMED_PASSES = 3  # the first ones have warm-up and waits in them that the next ones have not
@@ -112,7 +145,7 @@ class TensorCache:
         given = not isinstance(to, str | Sequence) and hasattr(to, "store")
         self._home = _Home(opener(to), given)
         self._lock = threading.RLock()
-        self._ledger, self._tally = Ledger(), Tally()
+        self._tally = Tally()
         self._tapes: dict[Hashable, Tape] = {}
         self._micro_batch: Hashable = None
         self._undecided: tuple[weakref.ref[Record], Tape] | None = None
@@ -183,7 +216,7 @@ class TensorCache:
             return Checked(tensor)
         with self._lock, torch.no_grad():
             traffic.land()
-            record, layout = self._ledger.record_of(tensor), Layout.of(tensor)
+            record, layout = record_of(tensor, self._selection.token), Layout.of(tensor)
             if self._undecided is not None and self._undecided[0]() is not record:
                 self._decide()
             tape = self._tape(traffic)

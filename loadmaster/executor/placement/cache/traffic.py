@@ -11,10 +11,10 @@ import torch
 
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.placement.cache.backends.protocol import Backend, Stored
-from loadmaster.executor.placement.cache.clock import mark
 from loadmaster.executor.placement.cache.parts import Part, Remains
 from loadmaster.executor.placement.cache.stats import Tally
 from loadmaster.executor.placement.cache.tape import Tape
+from loadmaster.executor.steps.measure import mark
 
 LATENCY_S = 0.01  # that the window covers: a copy's own, the queue before it, and jitter
 LEAST_WINDOW_BYTES = 64 << 20

@@ -45,14 +45,12 @@ def bytes_in(storage: torch.UntypedStorage) -> Tensor:
 
 
 class HostCopies:
-    """Copies of storages that are in host memory anyway: the limit caps an account there."""
+    """Copies of storages that are in host memory anyway, over on return: the limit caps an account there."""
 
     def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
-        """Copy a storage; the copy is over on return."""
         return bytes_in(storage).clone(), None
 
     def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
-        """Copy a block back; the copy is over on return."""
         bytes_in(storage).copy_(host)
         return None
 
@@ -65,16 +63,14 @@ class CudaTicket:
     device: torch.device
 
     def wait(self) -> None:
-        """Let the current stream wait for the copy."""
         torch.cuda.current_stream(self.device).wait_event(self.event)
 
     def over(self) -> bool:
-        """Return whether the copy is over."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class CudaCopies:
-    """Copies over the host link on streams of their own, while the device computes."""
+    """Copies to and from pinned memory on streams of their own, while the device computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -82,12 +78,10 @@ class CudaCopies:
         self._to, self._from = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
-        """Start a copy to pinned memory."""
         host = self._pool.take(storage.nbytes())
         return host, self._copy(self._to, host, bytes_in(storage))
 
     def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
-        """Start a copy from pinned memory."""
         return self._copy(self._from, bytes_in(storage), host)
 
     def _copy(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> CudaTicket:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.placement.pager.copies import Copies, Ticket
-from loadmaster.executor.placement.storages import StorageTable
+from loadmaster.executor.placement.recorder import StorageTable
 from loadmaster.models.units import show_bytes
 
 
@@ -168,11 +168,7 @@ class PagedMemory:
         return self.used_bytes + size_bytes <= self.budget_bytes
 
     def make_room(self, size_bytes: int, keep: Collection[Page] = (), choice: Choice | None = None) -> bool:
-        """Evict until so many bytes are free, or nothing more can leave; return whether they are free.
-
-        Args:
-            choice: which page leaves; None: as for operators.
-        """
+        """Evict until so many bytes are free, or nothing more can leave; return whether they are free."""
         choice = choice or self.choice
         while not self.has_room(size_bytes):
             victim = choice(page for page in self._movable if page not in keep)

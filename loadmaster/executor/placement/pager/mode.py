@@ -1,10 +1,14 @@
-"""The dispatch mode of the pager: no operator runs before what it needs is on the device."""
+"""The dispatch mode of the pager: no operator runs before what it needs is on the device.
+
+Before an operator runs, it is tried on tensors without memory: so room is made for its results. It is tried once for
+each signature; then what it really allocated is remembered.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,48 +16,96 @@ from torch import Tensor
 
 from loadmaster.executor.placement.operands import (
     NUMBER_BYTES,
-    asks_only,
+    OneByOne,
     is_view,
     operands,
     reads_all,
     storage_bytes,
     tensors_in,
 )
-from loadmaster.executor.placement.pager.foresee import Foresight
 from loadmaster.executor.placement.pager.memory import Page, PagedMemory
 from loadmaster.executor.placement.pager.steps import Ran, Steps
-from loadmaster.executor.placement.splitting import joined, parts_of
-from loadmaster.executor.torch_private.operators import TorchDispatchMode
+from loadmaster.executor.torch_private.autograd import storage_key
+from loadmaster.executor.torch_private.fake_tensors import FakeTensorMode
+from loadmaster.executor.torch_private.operators import pytree
 
+Signature = Hashable
+_HASHABLE = (int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 logger = logging.getLogger(__name__)
 
 
-class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that has every operand on the device when its operator runs.
+class Foresight:
+    """Bytes of the new storages that a call makes, by its signature."""
 
-    Args:
-        device: whose storages have pages.
-    """
+    def __init__(self) -> None:
+        self._known: dict[Signature, int] = {}
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def signature(
+        self, key: Hashable, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Signature:
+        """Signature of a call, equal for calls that allocate the same; ``key`` has shape and type of each tensor."""
+        others = _others(args)
+        if kwargs:
+            others += [*kwargs, *_others(tuple(kwargs.values()))]
+        return (key, tuple([tensor.stride() for tensor in given]), tuple(others))
+
+    def bytes_of(self, signature: Signature, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Bytes that the call will allocate; 0 where that depends on values."""
+        found = self._known.get(signature)
+        if found is None:
+            found = self._known[signature] = self._tried(func, args, kwargs)
+        return found
+
+    def learn(self, signature: Signature, size_bytes: int) -> None:
+        """Remember the bytes that such a call did allocate."""
+        self._known[signature] = size_bytes
+
+    def _tried(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        given: set[int] = set()
+        if any(isinstance(leaf, torch.UntypedStorage) for leaf in args):
+            return 0
+
+        def fake(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            made = torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+            given.add(storage_key(made.untyped_storage()))
+            return made
+
+        try:
+            with self._mode:
+                args, kwargs = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
+                result = func(*args, **kwargs)
+            made = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors_in(result)}
+        except Exception:  # noqa: BLE001 - whatever an operator raises without values, the call itself will say
+            return 0
+        return sum(size for key, size in made.items() if key not in given)
+
+
+def _others(values: Sequence[Any]) -> list[Hashable]:
+    """Arguments that are not tensors, with the places of tensors. The value of a float decides no size."""
+    found: list[Hashable] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(Tensor)
+        elif isinstance(value, (list, tuple)):
+            found += ["[", *_others(value), "]"]
+        elif isinstance(value, float):
+            found.append(float)
+        else:
+            found.append(value if isinstance(value, _HASHABLE) else repr(value))
+    return found
+
+
+class PagerMode(OneByOne):  # type: ignore[no-untyped-call]
+    """Dispatch mode that has every operand on the device, whose storages have pages, when its operator runs."""
 
     def __init__(self, device: torch.device, memory: PagedMemory, steps: Steps) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device, self._memory, self._steps = device, memory, steps
         self._foresight = Foresight()
         self._looks = True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call the operator, or its parts, with its operands on the device."""
-        kwargs = kwargs or {}
-        if asks_only(func):
-            return func(*args, **kwargs)
-        if is_view(func):
-            return self._view(func, args, kwargs)
-        parts = parts_of(func, args, kwargs)
-        if parts:
-            return joined([self._run(func, *part) for part in parts])
-        return self._run(func, args, kwargs)
 
     def page(self, tensor: Tensor) -> Page | None:
         """Return the page of a tensor that is, or would be, on the device; None if it has no page."""
@@ -79,7 +131,10 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._memory.ensure(pages, pages, 0, func)
             return func(*args, **kwargs)
 
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the operator with its operands on the device."""
+        if is_view(func):
+            return self._view(func, args, kwargs)
         memory, steps = self._memory, self._steps
         if self._looks:
             self._look_for_compiled()
@@ -109,9 +164,7 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             prefetcher.bring(used, foreseen)
         for page in written:
             memory.will_be_written(page)
-        clock = steps.clock()
-        result = func(*args, **kwargs)
-        steps.stop(clock)
+        result, clock = steps.timed(lambda: func(*args, **kwargs))
         memory.touch(used)
         born = self._births(result, foreseen)
         if prefetcher is not None:

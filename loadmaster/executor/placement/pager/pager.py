@@ -35,8 +35,8 @@ from loadmaster.executor.placement.pager.mode import PagerMode
 from loadmaster.executor.placement.pager.prefetch import Prefetcher
 from loadmaster.executor.placement.pager.raw_access import guarded
 from loadmaster.executor.placement.pager.steps import Planner, Steps, StepStats
+from loadmaster.executor.placement.recorder import one_by_one
 from loadmaster.executor.placement.trace import SMALL_BYTES
-from loadmaster.executor.placement.training import one_by_one
 from loadmaster.executor.renamed import warn_renamed
 from loadmaster.executor.steps.host_link import host_link as measured_link
 from loadmaster.executor.steps.wrappers import ddp_of

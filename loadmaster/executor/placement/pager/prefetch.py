@@ -21,11 +21,7 @@ _Name = tuple[int, int, int]  # execution id, its how-manieth call of the step, 
 
 
 class Prefetcher:
-    """Prefetcher that learns which pages follow each call, and brings them.
-
-    Args:
-        memory: the pages under the limit.
-    """
+    """Prefetcher that learns which pages follow each call, and brings them."""
 
     def __init__(self, memory: PagedMemory) -> None:
         self._memory = memory
@@ -40,12 +36,7 @@ class Prefetcher:
         self._spilled: list[Page] = []  # predicted, and gone all the same
 
     def starts(self, key: Hashable, given: Sequence[Page | None], read: Collection[Page]) -> None:
-        """Learn a call that is about to run, and predict what follows.
-
-        Args:
-            given: its operands.
-            read: those whose bytes it needs.
-        """
+        """Learn a call that is about to run, with the operands whose bytes it reads, and predict what follows."""
         kernel = self._ids.setdefault(key, len(self._ids))
         self._now = (kernel, self._calls[kernel])
         self._calls[kernel] += 1
@@ -63,12 +54,7 @@ class Prefetcher:
             self._chain.found(slot)
 
     def bring(self, used: Collection[Page], new_bytes: int) -> None:
-        """Start the copies of predicted pages, and of the pages that will leave for them.
-
-        Args:
-            used: pages of the call that runs now.
-            new_bytes: what it will allocate.
-        """
+        """Start the copies of predicted pages, and of pages that will leave for them, not for what runs now."""
         memory = self._memory
         memory.settle()
         for slot in self._chain.missing:

@@ -35,11 +35,7 @@ _OF_STORAGES = {
 
 @contextlib.contextmanager
 def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
-    """Guard memory against raw access within the block: a page that is asked for comes back first.
-
-    Args:
-        debug: refuse it.
-    """
+    """Guard memory against raw access within the block: a page comes back first, or with ``debug`` is refused."""
 
     def before(storage: torch.UntypedStorage, what: str, *, keeps: bool) -> None:
         page = None if memory.paused else memory.page(storage)

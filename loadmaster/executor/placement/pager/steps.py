@@ -20,16 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from loadmaster.errors import LoadmasterError
-from loadmaster.executor.placement.call_places import CallPlaces
 from loadmaster.executor.placement.pager.memory import Counts, Page, PagedMemory, least_recently_used
 from loadmaster.executor.placement.pager.prefetch import Prefetcher
-from loadmaster.executor.placement.pager.schedule import Call, Follower, schedule_of
-from loadmaster.executor.placement.pager.shapes import MOST_SHAPES, Shape, Shapes
-from loadmaster.executor.placement.recorder import Notes
+from loadmaster.executor.placement.pager.schedule import MOST_SHAPES, Call, Follower, Shape, Shapes, schedule_of
+from loadmaster.executor.placement.recorder import Notes, name_gradients, name_resident, name_state
 from loadmaster.executor.placement.trace import Cost, Trace, trace_of
-from loadmaster.executor.placement.training import name_gradients, name_resident, name_state
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.places import Place
+from loadmaster.executor.steps.measure import Mark, mark, seconds
+from loadmaster.executor.steps.places import CallPlaces, Place
 from loadmaster.executor.steps.step import Step
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem, Tier
@@ -62,36 +60,9 @@ class StepStats:
     seconds: float
 
 
-class Clock:
-    """Clock of one operator, on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: Any = None
-        self._seconds = 0.0
-        if device.type == "cuda":
-            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-            self._events[0].record()
-        else:
-            self._start = time.perf_counter()
-
-    def stop(self) -> None:
-        """Note that the operator has ended."""
-        if self._events is not None:
-            self._events[1].record()
-        else:
-            self._seconds = time.perf_counter() - self._start
-
-    def us(self) -> float:
-        """Time that the operator took, us; waits for the device."""
-        if self._events is None:
-            return self._seconds * 1e6
-        self._events[1].synchronize()
-        return float(self._events[0].elapsed_time(self._events[1])) * 1e3
-
-
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """A call that ran: with what tensors and pages, and what it made."""
+    """A call that ran: with what tensors and pages, what it made, and, while a step is recorded, when."""
 
     func: Any
     args: Sequence[Any]
@@ -102,7 +73,7 @@ class Ran:
     pages: list[Page | None]
     born: list[Page | None]
     new_bytes: int
-    clock: Clock | None
+    clock: tuple[Mark, Mark] | None
 
 
 @dataclass
@@ -111,15 +82,11 @@ class Tape:
 
     notes: Notes
     calls: list[Call] = field(default_factory=list)
-    clocks: list[Clock] = field(default_factory=list)
-
-    def shape(self) -> Shape:
-        """Shape of the step, equal for steps that make the same calls."""
-        return tuple(call.key for call in self.calls)
+    clocks: list[tuple[Mark, Mark]] = field(default_factory=list)
 
     def times_us(self) -> list[float]:
         """Time of each recorded operator, us; waits for the device."""
-        return [clock.us() for clock in self.clocks]
+        return [seconds(*clock) * 1e6 for clock in self.clocks]
 
 
 class Steps:
@@ -172,14 +139,12 @@ class Steps:
             self._guide()
         return expected
 
-    def clock(self) -> Clock | None:
-        """Start a clock, if times are wanted."""
-        return None if self._tape is None else Clock(self._device)
-
-    def stop(self, clock: Clock | None) -> None:
-        """Stop the clock of an operator that ended, if it has one."""
-        if clock is not None:
-            clock.stop()
+    def timed(self, run: Callable[[], Any]) -> tuple[Any, tuple[Mark, Mark] | None]:
+        """Run an operator; return its result, and when it began and ended, if times are wanted."""
+        if self._tape is None:
+            return run(), None
+        start = mark(self._device)
+        return run(), (start, mark(self._device))
 
     def ran(self, ran: Ran, expected: Call | None) -> None:
         """Take note of a call that ran, for the plan and for the recording."""
@@ -242,20 +207,17 @@ class Steps:
 
     def _start_recording(self) -> None:
         self._following.close()
-        notes = Notes(self._is_ours, self._places.here)
+        notes = Notes(lambda tensor: tensor.device == self._device, self._places.here)
         self._places.otherwise = Place()
         self._following.enter_context(self._places.followed())
         self._tape = Tape(notes)
-
-    def _is_ours(self, tensor: Tensor) -> bool:
-        return tensor.device == self._device
 
     def _recorded(self, tape: Tape) -> None:
         name_resident(tape.notes, self._model, Batch())
         name_state(tape.notes, self._model, self._optimizer)
         self._tape = None
         self._following.close()
-        shape = tape.shape()
+        shape = tuple(call.key for call in tape.calls)
         before = self._waiting.pop(shape, None)
         if before is not None:
             self._plan(shape, before, tape)

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from loadmaster.executor.steps.step import NoLossAloneError, NoLossError, returned_instead
 from loadmaster.executor.torch_private.dynamo import IGNORED_CALLS, WARNING_ONCE, dynamo_config, dynamo_errors
 
@@ -58,10 +58,8 @@ _CHOOSE = (
 @contextlib.contextmanager
 def as_one_graph(**settings: Any) -> Iterator[None]:
     """Trace inside the block without graph breaks at logging, printing and gradients that the model takes itself.
-    What a model logs or prints appears neither in the tracing nor in the planned steps.
-
-    Args:
-        settings: others of Dynamo's, for as long.
+    What a model logs or prints appears neither in the tracing nor in the planned steps. Other settings of Dynamo's hold
+    for as long.
     """
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     metrics = logging.getLogger("torch._dynamo.metrics_context")
@@ -99,9 +97,7 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
     """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy.
 
     The tracer's own traceback is not shown: of hundreds of lines none is the user's. It is the error's ``__context__``.
-
-    Args:
-        passing: errors that go through as they are, in addition to Loadmaster's.
+    Loadmaster's errors, and those of ``passing``, go through as they are.
     """
     try:
         yield
@@ -110,13 +106,10 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from None
     except dynamo_errors.FailOnRecompileLimitHit as error:
-        raise RecompileLimitError(
-            "model",
-            type(error).__name__,
-            f"was compiled for {dynamo_config.recompile_limit} kinds of calls, and becomes another graph again",
-            "Pad batches to a few lengths. Where their shapes are the same, look for a Python value that changes from "
-            "call to call; pass it as a tensor, or fix it.",
-        ) from None
+        problem = f"was compiled for {dynamo_config.recompile_limit} kinds of calls, and becomes another graph again"
+        remedy = "Pad batches to a few lengths. Where their shapes are the same, look for a Python value that changes "
+        remedy += "from call to call; pass it as a tensor, or fix it."
+        raise RecompileLimitError("model", type(error).__name__, problem, remedy) from None
     except (
         dynamo_errors.Unsupported,
         dynamo_errors.UserError,

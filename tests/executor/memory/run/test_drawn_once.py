@@ -19,7 +19,7 @@ from loadmaster.executor import KnobStep, apply, capture
 from loadmaster.executor.memory.fit.same_draws import ByOperator
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.steps.drawn_once import LEAST_BUDGET, TENSORS_SAVED, KeptDraws, keep_draws
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from tests.executor.memory.random_tower import OPERATORS, WIDTH, RandomTower, expect_one, shares
 from tests.executor.memory.schedules import plan, schedule
 

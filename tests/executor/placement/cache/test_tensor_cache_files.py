@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import TensorCache
-from loadmaster.executor.placement.cache.backends import gpu_direct, spill_file
+from loadmaster.executor.placement.cache.backends import files, spill_file
 from loadmaster.executor.placement.cache.backends.files import Files
 from loadmaster.executor.placement.cache.backends.spill_file import SpillFile
 from loadmaster.executor.steps.measure import cpu_peak_bytes
@@ -338,9 +338,9 @@ def test_why_gpu_direct_storage_is_not_used(
     device: bool, driver: bool, packages: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
-    monkeypatch.setattr(gpu_direct, "_DRIVER", Path("/") if driver else tmp_path / "missing")
-    monkeypatch.setattr(gpu_direct.importlib.util, "find_spec", lambda name: object() if packages else None)
-    assert words in gpu_direct.gpu_direct.__wrapped__()
+    monkeypatch.setattr(files, "_DRIVER", Path("/") if driver else tmp_path / "missing")
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: object() if packages else None)
+    assert words in files.gpu_direct.__wrapped__()
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"chunk_bytes": 1000}, {"chunk_bytes": 0}])

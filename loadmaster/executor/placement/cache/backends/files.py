@@ -10,11 +10,12 @@ Two sets of threads, as in SSDTrain (section 5.3.4), so that no load stands in l
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.placement.cache.backends.gpu_direct import gpu_direct
 from loadmaster.executor.placement.cache.backends.protocol import Counters, Stored, Transfer
 from loadmaster.executor.placement.cache.backends.spill_file import ALIGNMENT_BYTES, SpillFile
 from loadmaster.executor.placement.cache.backends.workers import Group, Workers
@@ -30,6 +30,7 @@ from loadmaster.executor.steps.pinned import HostPool
 
 CHUNK_BYTES = 8 << 20
 THREADS = 4  # each way and folder
+_DRIVER = Path("/proc/driver/nvidia-fs/version")
 
 
 @dataclass(eq=False)
@@ -230,3 +231,16 @@ def _copy(target: Tensor, source: Tensor, after: torch.cuda.Event | None) -> Non
         over = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         over.record(stream)
         over.synchronize()
+
+
+@cache
+def gpu_direct() -> str:
+    """Say why tensors do not go to disk by GPUDirect Storage, which copies without host memory, in a sentence."""
+    if not torch.cuda.is_available():
+        return "no: there is no CUDA device"
+    if not _DRIVER.exists():
+        return f"no: the nvidia-fs driver is not loaded ({_DRIVER}), and cuFile would copy through host memory too"
+    packages = [name for name in ("torch.cuda.gds", "kvikio") if importlib.util.find_spec(name) is not None]
+    if not packages:
+        return "no: neither torch.cuda.gds nor kvikio is installed"
+    return f"no, though this host has it ({', '.join(packages)}): files are copied through pinned host memory"

@@ -196,10 +196,8 @@ def _taken(pool: HostPool, size_bytes: int) -> Tensor:
     try:
         return pool.take(size_bytes)
     except InputError as error:
-        raise InputError(
-            "host memory",
-            f"{size_bytes} bytes beside {pool.held_bytes}",
-            "cannot be pinned for what the backward pass needs",
-            "Let TensorCache keep more (keep), give HostMemory(capacity_bytes), or raise the limit of locked memory "
-            "(ulimit -l).",
-        ) from error
+        remedy = (
+            "Let TensorCache keep more (keep), give HostMemory(capacity_bytes), or raise the limit of locked memory"
+        )
+        problem, wanted = "cannot be pinned for what the backward pass needs", f"{size_bytes} bytes beside"
+        raise InputError("host memory", f"{wanted} {pool.held_bytes}", problem, f"{remedy} (ulimit -l).") from error

@@ -100,12 +100,9 @@ class SpillFile:
             except OSError as error:
                 raise self._refused(error, "read back", len(view)) from error
             if not got:
-                raise InputError(
-                    str(self.folder),
-                    f"{done} of {len(view)} bytes",
-                    "a file of the tensor cache ends before what was written to it",
-                    "Something cut the file while it was in use: keep other programs away from it.",
-                )
+                problem = "a file of the tensor cache ends before what was written to it"
+                remedy = "Something cut the file while it was in use: keep other programs away from it."
+                raise InputError(str(self.folder), f"{done} of {len(view)} bytes", problem, remedy)
             done += got
 
     def close(self) -> None:

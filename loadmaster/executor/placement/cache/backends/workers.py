@@ -12,11 +12,7 @@ _LOOK_S = 0.2  # a waiting thread looks this often whether there still is anybod
 
 
 class Group:
-    """Jobs that together make one copy.
-
-    Args:
-        jobs: how many.
-    """
+    """Jobs that together make one copy."""
 
     def __init__(self, jobs: int) -> None:
         self._left, self._begun, self._cancelled = jobs, False, False
@@ -63,12 +59,7 @@ class Group:
 
 
 class Workers:
-    """A few daemon threads and their queue.
-
-    Args:
-        count: of threads.
-        name: shown in debuggers.
-    """
+    """A few daemon threads, named for debuggers, and their queue."""
 
     def __init__(self, count: int, name: str) -> None:
         self._queue: deque[tuple[Group, Callable[[], None]]] = deque()

@@ -1,17 +1,70 @@
-"""Views of a traced graph, in the terms of :mod:`loadmaster.models.partition.views`, and on a worker's share."""
+"""Operators and views of a traced graph on one worker's share.
+
+An operator's tensors are replaced, and its other arguments made to fit them. Views are in the terms of
+:mod:`loadmaster.models.partition.views`.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.torch_private.operators import OpOverload, pytree, schema_of
 from loadmaster.models.partition.views import Cut, Stage, View
+
+# Stands for a tensor in arguments.
+TENSOR = object()
+
+
+def call_on_share(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    told: Mapping[str, Any],
+) -> list[Tensor]:
+    """Call an operator on other tensors than those in its arguments.
+
+    Args:
+        tensors: in the order in which tensors, or stand-ins for them, stand in ``args`` and ``kwargs``.
+        told: arguments, by name, that say how large a tensor is.
+
+    Returns:
+        The tensors of its result, in order.
+    """
+    flat, form = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    given = iter(tensors)
+    flat = [next(given) if isinstance(value, Tensor) or value is TENSOR else value for value in flat]
+    new_args, new_kwargs = pytree.tree_unflatten(flat, form)
+    return results_of(target(*with_told(target, new_args, told), **new_kwargs))
+
+
+def results_of(result: object) -> list[Tensor]:
+    """Tensors of a result, without the empty ones that some kernels return in addition."""
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor) and value.numel()]
+
+
+def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Tensors of a call's arguments, in order."""
+    return [value for value in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(value, Tensor)]
+
+
+def with_told(target: Callable[..., Any], args: Sequence[Any], told: Mapping[str, Any]) -> list[Any]:
+    """Positional arguments with the values of ``told`` in place of their own."""
+    found = list(args)
+    if told:
+        assert isinstance(target, OpOverload)
+        names = [argument.name for argument in schema_of(target).arguments]
+        for name, value in told.items():
+            found[names.index(name)] = value
+    return found
+
 
 aten = torch.ops.aten
 RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default})
@@ -84,11 +137,7 @@ def _part(parts: fx.Node, source: View, at: int) -> View | None:
 
 
 def on_share(view: View, cuts: Sequence[tuple[Cut, Fraction]]) -> Callable[[Tensor], Tensor]:
-    """Make the function that takes a view of a worker's share.
-
-    Args:
-        cuts: of the view, each with the share.
-    """
+    """Make the function that takes a view of a worker's share, by the cuts of the view, each with the share."""
     if view.is_identity:
         return lambda share: share
     steps = [_stage(stage, extents) for stage, extents in zip(view.stages, view.local(cuts), strict=True)]
