@@ -29,7 +29,7 @@ from benchmarks.index_network import Network
 from loadmaster.executor.index.fit import Ran, read_rows
 from loadmaster.models.index.configuration import Configuration
 from loadmaster.models.index.features import Features
-from loadmaster.models.index.predictor import FIGURES, Row, fit, moved_keys, predict
+from loadmaster.models.index.predictor import FIGURES, MeasuredRow, fit, moved_keys, predict
 from loadmaster.models.index.presets import CANDIDATES
 from loadmaster.models.index.problem import Figure
 
@@ -88,7 +88,7 @@ def trace_ns(of: Features, read: float | None, write: float | None, scan: float 
     return sum(count * ns for count, ns in counted if count and ns is not None)
 
 
-def measured_ns(row: Row) -> float:
+def measured_ns(row: MeasuredRow) -> float:
     return trace_ns(row.features, row.read_ns, row.write_ns, row.scan_ns)
 
 
@@ -168,7 +168,7 @@ def coverage(pairs: Sequence[tuple[Predictor, Ran]]) -> dict[str, Any]:
     return found
 
 
-def pause_us(row: Row) -> float | None:
+def pause_us(row: MeasuredRow) -> float | None:
     if row.change_ns is None:
         return None
     return row.change_ns * moved_keys(row.configuration, row.features.keys + row.features.inserts) / 1e3

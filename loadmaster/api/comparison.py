@@ -9,14 +9,14 @@ from typing import Any
 from loadmaster.models.kinds import Plan, kind_named
 from loadmaster.models.units import show_cost, show_limit, show_share
 
-__all__ = ["Row", "asked_rows", "change", "checked_rows", "cost", "plan_rows"]
+__all__ = ["ComparisonRow", "asked_rows", "change", "checked_rows", "cost", "plan_rows"]
 
 _UNITS = {"_bytes": "bytes", "_us": "us", "_uj": "uj"}
 _LIMITS = ("limit", "budget_bytes")
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One figure of both plans, and what the second is against the first.
 
     Attributes:
@@ -31,33 +31,33 @@ class Row:
     sort: str = ""
 
 
-def plan_rows(first: Plan, second: Plan) -> list[Row]:
+def plan_rows(first: Plan, second: Plan) -> list[ComparisonRow]:
     """All rows of the comparison of two plans of one kind."""
     limit = kind_named(first.kind).limit
     rows = asked_rows(first.options, second.options)
     if limit is not None:
         a, b = limit.of_plan(first), limit.of_plan(second)
         changed = change(a, b, judged=False)
-        rows.append(Row(limit.name, show_limit(a, limit.unit), show_limit(b, limit.unit), *changed))
+        rows.append(ComparisonRow(limit.name, show_limit(a, limit.unit), show_limit(b, limit.unit), *changed))
     return [
         *rows,
-        Row("status", first.standing, second.standing),
+        ComparisonRow("status", first.standing, second.standing),
         _cost_row("objective", first.objective, second.objective, first.unit),
         _cost_row("proved bound", first.bound, second.bound, first.unit, judged=False),
-        Row("gap", _share(first.gap), _share(second.gap)),
-        Row("method", first.method, second.method),
-        Row("searched for", _seconds(first), _seconds(second)),
+        ComparisonRow("gap", _share(first.gap), _share(second.gap)),
+        ComparisonRow("method", first.method, second.method),
+        ComparisonRow("searched for", _seconds(first), _seconds(second)),
         *checked_rows(first.check, second.check),
     ]
 
 
-def asked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
+def asked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[ComparisonRow]:
     """Rows of the options in which two plans differ; limits are among the figures."""
     given = [(name, first.get(name), second.get(name)) for name in dict.fromkeys([*first, *second])]
-    return [Row(name, _text(a), _text(b)) for name, a, b in given if a != b and name not in _LIMITS]
+    return [ComparisonRow(name, _text(a), _text(b)) for name, a, b in given if a != b and name not in _LIMITS]
 
 
-def checked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
+def checked_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[ComparisonRow]:
     """Rows of the checker's figures that are numbers with a unit in their name: of each such figure, less is better."""
     rows = []
     for name in dict.fromkeys([*first, *second]):
@@ -84,8 +84,8 @@ def cost(value: float | None, unit: str | None) -> str:
     return "" if value is None else show_cost(value, unit or "").strip()
 
 
-def _cost_row(name: str, first: float | None, second: float | None, unit: str, *, judged: bool = True) -> Row:
-    return Row(name, cost(first, unit), cost(second, unit), *change(first, second, judged=judged))
+def _cost_row(name: str, first: float | None, second: float | None, unit: str, *, judged: bool = True) -> ComparisonRow:
+    return ComparisonRow(name, cost(first, unit), cost(second, unit), *change(first, second, judged=judged))
 
 
 def _share(gap: float | None) -> str:

@@ -16,7 +16,7 @@ from loadmaster.api.report.measured import Measured
 from loadmaster.api.report.memory.views import frontier_extras
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import limit_of, read_problem
-from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
+from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain
 from loadmaster.planner import Frontier, FrontierPoint
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
@@ -29,7 +29,7 @@ MEASURED = (Measured("eager", 9 * MEGABYTE, 21_000.0), Measured("any mixture", 6
 
 def planned(budget: int, objective: float | None) -> MemoryPlan:
     if objective is None:
-        return no_plan(DOCUMENT, budget, Infeasibility(budget + 1, 1, "backward 2", ()))
+        return no_plan(DOCUMENT, budget, MemoryInfeasibility(budget + 1, 1, "backward 2", ()))
     return plan_by_hand(DOCUMENT, budget, objective=objective, bound=0.9 * objective)
 
 

@@ -17,9 +17,9 @@ from matplotlib.image import imread
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
 from loadmaster.api.report.collective.pictures import colour, png, size_ticks, telling
 from loadmaster.api.report.collective.plan_page import plan_page
-from loadmaster.api.report.collective.timeline import LARGEST_ROWS, Row, owner_word, owners_of, timeline
+from loadmaster.api.report.collective.timeline import LARGEST_ROWS, TimelineRow, owner_word, owners_of, timeline
 from loadmaster.api.report.collective.trace import chrome_trace
-from loadmaster.api.report.collective.view import View, view
+from loadmaster.api.report.collective.view import CollectiveView, view
 from loadmaster.api.report.page import script
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm
@@ -29,7 +29,7 @@ from tests.models.collective.handmade import along_trees, one_after_another, tab
 from tests.models.collective.tiny import problem, ring, switched
 
 
-def shown(topology: Topology, collective: Collective, *sizes: int) -> View:
+def shown(topology: Topology, collective: Collective, *sizes: int) -> CollectiveView:
     given = replace(problem(topology, collective, sizes[0]), sizes_bytes=sizes)
     algorithms = [one_after_another(given, along_trees(given, size, 1)) for size in sizes]
     starts = [0, *sizes[1:]]
@@ -37,7 +37,7 @@ def shown(topology: Topology, collective: Collective, *sizes: int) -> View:
     return view(given, table(given, *made))
 
 
-def rows_of(seen: View) -> tuple[Row, ...]:
+def rows_of(seen: CollectiveView) -> tuple[TimelineRow, ...]:
     return timeline(seen.problem, seen.plan.algorithms[0], seen.check.algorithms[0])
 
 

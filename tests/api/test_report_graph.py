@@ -9,7 +9,7 @@ import pytest
 
 import loadmaster
 from loadmaster.api.report.graph import views
-from loadmaster.api.report.graph.view import View
+from loadmaster.api.report.graph.view import GraphView
 from loadmaster.errors import InputError
 from loadmaster.models.graph.limits import enough_bytes
 from loadmaster.models.graph.plan import GraphPlan
@@ -25,11 +25,11 @@ def planned(budget_bytes: int = PLENTY) -> GraphPlan:
 
 
 @pytest.fixture(scope="module")
-def seen() -> View:
+def seen() -> GraphView:
     return views.view(problems.rgcn(2, training=True), planned())
 
 
-def test_every_value_says_where_it_lives_and_which_kernel_makes_it(seen: View) -> None:
+def test_every_value_says_where_it_lives_and_which_kernel_makes_it(seen: GraphView) -> None:
     where = {row.name: (row.where, row.kernel) for row in seen.values}
     assert where["h"] == ("given", None)
     assert {row.where for row in seen.values} <= {"given", "view", "inline", "kept"}
@@ -38,7 +38,7 @@ def test_every_value_says_where_it_lives_and_which_kernel_makes_it(seen: View) -
     assert kept == stored
 
 
-def test_words_name_the_step_its_proof_and_its_order(seen: View) -> None:
+def test_words_name_the_step_its_proof_and_its_order(seen: GraphView) -> None:
     text = views.summary(seen.plan)
     assert "optimal" in text
     assert f"in {len(seen.kernels)} kernels" in text
@@ -66,20 +66,20 @@ def test_an_infeasible_plan_says_what_works() -> None:
     assert f"{plan.infeasibility.minimum_budget_bytes} bytes" in views.infeasible(plan)
 
 
-def test_the_page_holds_program_and_kernels(seen: View) -> None:
+def test_the_page_holds_program_and_kernels(seen: GraphView) -> None:
     page = views.html(seen).decode()
     assert "Where the time goes" in page
     assert "The program" in page
     assert all(row.name in page for row in seen.values)
 
 
-def test_the_picture_has_a_bar_for_every_kernel(seen: View) -> None:
+def test_the_picture_has_a_bar_for_every_kernel(seen: GraphView) -> None:
     (picture,) = views.pictures(seen)
     assert picture.drawing.markup.count("<rect") == len(seen.kernels)
     assert views.png(seen).startswith(b"\x89PNG")
 
 
-def test_the_table_has_a_row_for_every_kernel(seen: View) -> None:
+def test_the_table_has_a_row_for_every_kernel(seen: GraphView) -> None:
     rows = [*csv.DictReader(io.StringIO(views.csv(seen).decode()))]
     assert len(rows) == len(seen.kernels)
     assert sum(float(row["time_us"]) for row in rows) == pytest.approx(seen.check.kernels_us, abs=0.01)

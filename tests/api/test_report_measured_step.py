@@ -13,7 +13,7 @@ import loadmaster
 from loadmaster.api.cli import app
 from loadmaster.api.report.memory.pictures import over_time
 from loadmaster.api.report.memory.plan_page import plan_page
-from loadmaster.api.report.memory.view import View, view
+from loadmaster.api.report.memory.view import MemoryView, view
 from loadmaster.api.report.memory.words import details
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import read_problem, write_plan
@@ -36,7 +36,7 @@ MEASURED = measured(PLAN, "cpu", PEAK_BYTES, STEP_US, LEVELS)
 
 
 @pytest.fixture
-def seen() -> View:
+def seen() -> MemoryView:
     return replace(PLANNED, measured=MEASURED)
 
 
@@ -51,7 +51,7 @@ def curve(svg: str) -> list[tuple[float, float]]:
     return corners
 
 
-def test_the_line_is_where_the_bytes_are(seen: View) -> None:
+def test_the_line_is_where_the_bytes_are(seen: MemoryView) -> None:
     """Held against the axes themselves: the budget line and the time ticks."""
     svg = over_time(seen).drawing.markup
     floor = float(re.findall(r'd="M64 ([\d.]+)H942" stroke="var\(--quiet\)"', svg)[0])
@@ -66,7 +66,7 @@ def test_the_line_is_where_the_bytes_are(seen: View) -> None:
     assert xs == pytest.approx([64, 64 + 0.25 * 878, 64 + 0.5 * 878], abs=0.05)
 
 
-def test_the_report_names_both_peaks_and_the_difference(seen: View) -> None:
+def test_the_report_names_both_peaks_and_the_difference(seen: MemoryView) -> None:
     page = plan_page(seen)
     tiles = dict(re.findall(r"<dt>([^<]*)</dt><dd>(.*?)</dd>", page))
     assert "10.00 % below what was planned" in tiles["measured peak"]
@@ -77,7 +77,7 @@ def test_the_report_names_both_peaks_and_the_difference(seen: View) -> None:
         assert "measured" not in silent
 
 
-def test_beside_another_plan_it_is_left_out(seen: View) -> None:
+def test_beside_another_plan_it_is_left_out(seen: MemoryView) -> None:
     assert "measured" not in str(over_time(seen, seen).legend)
 
 

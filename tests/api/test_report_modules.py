@@ -9,7 +9,7 @@ from loadmaster.api.report.memory.pictures import filling, png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.snapshot import memory_snapshot
 from loadmaster.api.report.memory.trace import chrome_trace
-from loadmaster.api.report.memory.view import View, view
+from loadmaster.api.report.memory.view import MemoryView, view
 from loadmaster.api.report.memory.words import details
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
@@ -25,7 +25,7 @@ def placed(problem: MemoryProblem) -> MemoryProblem:
     return replace(problem, forward=forward, backward=backward)
 
 
-def seen(problem: MemoryProblem) -> View:
+def seen(problem: MemoryProblem) -> MemoryView:
     return view(problem, a_plan(problem, KEEP_ALL, PLENTY))
 
 

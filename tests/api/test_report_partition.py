@@ -9,7 +9,7 @@ import pytest
 
 import loadmaster
 from loadmaster.api.report.partition import views
-from loadmaster.api.report.partition.view import View
+from loadmaster.api.report.partition.view import PartitionView
 from loadmaster.errors import InputError
 from loadmaster.models.partition.plan import PartitionPlan
 from tests.models.partition.instances import two_products
@@ -24,18 +24,18 @@ def planned(budget_bytes: int = PLENTY, **options: object) -> PartitionPlan:
 
 
 @pytest.fixture(scope="module")
-def bytes_view() -> View:
+def bytes_view() -> PartitionView:
     options = {"objective": "bytes", "replicas": False}
     return views.view(two_products(2, **options), planned(**options))
 
 
-def test_words_say_what_moves_and_how_good_that_is(bytes_view: View) -> None:
+def test_words_say_what_moves_and_how_good_that_is(bytes_view: PartitionView) -> None:
     said = views.summary(bytes_view.plan)
     assert said.startswith("two-products under 1.00 MiB a GPU: optimal")
     assert "moves    2.00 KiB" in said and "passed" in said and "all GPUs receive 2.00 KiB" in said
 
 
-def test_tensors_have_a_column_for_each_axis(bytes_view: View) -> None:
+def test_tensors_have_a_column_for_each_axis(bytes_view: PartitionView) -> None:
     lines = views.details(bytes_view).splitlines()
     assert "axis 0 (2)" in lines[1]
     of = {line.split()[0]: line for line in lines[2:8]}
@@ -45,14 +45,14 @@ def test_tensors_have_a_column_for_each_axis(bytes_view: View) -> None:
     assert lines[-1] == "one step runs 2 x all-gather"
 
 
-def test_a_table_has_a_row_for_every_tensor(bytes_view: View) -> None:
+def test_a_table_has_a_row_for_every_tensor(bytes_view: PartitionView) -> None:
     rows = list(csv.reader(io.StringIO(views.csv(bytes_view).decode())))
     assert rows[0] == ["tensor", "role", "shape", "axis 0"]
     assert [row[0] for row in rows[1:]] == ["x", "a", "h", "r", "b", "y"]
     assert {row[3] for row in rows[1:]} <= {"S0", "S1"}
 
 
-def test_a_page_and_a_picture(bytes_view: View) -> None:
+def test_a_page_and_a_picture(bytes_view: PartitionView) -> None:
     page = views.html(bytes_view).decode()
     assert "How tensors are split" in page and "What moves" in page and "http-equiv" not in page
     assert views.png(bytes_view).startswith(b"\x89PNG")

@@ -11,11 +11,11 @@ from loadmaster.api.report.page import script
 from loadmaster.api.report.placement import views
 from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.simulation import simulate
-from loadmaster.api.report.placement.view import View, view
+from loadmaster.api.report.placement.view import PlacementView, view
 from loadmaster.api.report.placement.words import wear
 from loadmaster.errors import InputError
 from loadmaster.models.placement.checker import check
-from loadmaster.models.placement.plan import Absence, Infeasibility, Moves, PlacementPlan, Store
+from loadmaster.models.placement.plan import Absence, Moves, PlacementInfeasibility, PlacementPlan, Store
 from tests.models.placement.tiny import KB, plan_of, trace
 
 # Operator 0 reads and writes A (4 kB), operator 1 reads B, which nobody writes: one of them fits.
@@ -28,11 +28,11 @@ HEADINGS = ("Memory over the step", "What is away", "The links")
 
 
 @pytest.fixture
-def seen() -> View:
+def seen() -> PlacementView:
     return view(PROBLEM, replace(PLAN, check=check(PROBLEM, MOVES, 4 * KB).summary()))
 
 
-def test_the_view_joins_the_plan_with_its_replay(seen: View) -> None:
+def test_the_view_joins_the_plan_with_its_replay(seen: PlacementView) -> None:
     assert seen.check.objective == 31
     assert {role: sizes.tolist() for role, sizes in seen.away_bytes.items()} == {"activation": [3 * KB, 4 * KB]}
     assert [(a.block, a.size_bytes, a.absences, a.positions) for a in seen.away] == [
@@ -49,7 +49,7 @@ def test_the_view_joins_the_plan_with_its_replay(seen: View) -> None:
         view(trace([("A", "")], [1]), PLAN)
 
 
-def test_links_are_busy_in_rows(seen: View) -> None:
+def test_links_are_busy_in_rows(seen: PlacementView) -> None:
     rows = link_rows(PROBLEM, seen.run)
     assert [(row.label, [(c.start_us, c.end_us) for c in row.copies]) for row in rows] == [
         ("to host", [(14, 18)]),
@@ -57,7 +57,7 @@ def test_links_are_busy_in_rows(seen: View) -> None:
     ]
 
 
-def test_a_copy_that_ends_in_the_next_step_is_at_both_ends(seen: View) -> None:
+def test_a_copy_that_ends_in_the_next_step_is_at_both_ends(seen: PlacementView) -> None:
     (store, *_) = (copy for copy in seen.run.copies if copy.what == "store")
     late = replace(seen.run, copies=(replace(store, start_us=29.0, end_us=33.0),))
     (row,) = link_rows(PROBLEM, late)
@@ -65,7 +65,7 @@ def test_a_copy_that_ends_in_the_next_step_is_at_both_ends(seen: View) -> None:
     assert link_rows(PROBLEM, replace(late, step_us=(0.0,))) == []
 
 
-def test_in_words(seen: View) -> None:
+def test_in_words(seen: PlacementView) -> None:
     said = views.summary(seen.plan)
     for words in (
         "tiny under 3.91 KiB: feasible",
@@ -94,20 +94,20 @@ def test_in_words(seen: View) -> None:
         (4 * 10**16, "9.8 years"),
     ],
 )
-def test_how_long_a_tier_that_wears_lasts(seen: View, endurance_bytes: int | None, life: str) -> None:
+def test_how_long_a_tier_that_wears_lasts(seen: PlacementView, endurance_bytes: int | None, life: str) -> None:
     tiers = (replace(seen.problem.tiers[0], endurance_bytes=endurance_bytes),)
     worn = replace(seen, problem=replace(seen.problem, tiers=tiers))
     assert wear(worn) == [[tiers[0].name, "3.91 KiB", life]]
     assert life in views.details(worn) and life in views.html(worn).decode()
 
 
-def none(infeasibility: Infeasibility | None) -> PlacementPlan:
+def none(infeasibility: PlacementInfeasibility | None) -> PlacementPlan:
     nothing = {"objective": None, "bound": None, "gap": None, "moves": None, "check": {}}
     return replace(PLAN, status="infeasible", infeasibility=infeasibility, **nothing)  # type: ignore[arg-type]
 
 
 def test_no_plan_in_words() -> None:
-    lacking = none(Infeasibility(5 * KB, KB, "operator 0 (op0)"))
+    lacking = none(PlacementInfeasibility(5 * KB, KB, "operator 0 (op0)"))
     assert "5000 bytes" in views.summary(lacking) and "operator 0 (op0)" in views.summary(lacking)
     assert views.infeasible(lacking) == (
         "no plan fits 3.91 KiB: 1000 B more are enough, 5000 bytes (operator 0 (op0))."
@@ -115,7 +115,7 @@ def test_no_plan_in_words() -> None:
     assert "no plan" in views.summary(none(None)) and "no plan fits" in views.infeasible(none(None))
 
 
-def test_page_and_pictures(seen: View) -> None:
+def test_page_and_pictures(seen: PlacementView) -> None:
     page = views.html(seen).decode()
     for words in (
         "Memory over the step",
@@ -143,7 +143,7 @@ def test_a_plan_that_moves_nothing() -> None:
     assert b"What moves most" not in views.html(still)
 
 
-def test_the_trace(seen: View) -> None:
+def test_the_trace(seen: PlacementView) -> None:
     document = json.loads(views.trace(seen))
     events = document["traceEvents"]
     assert document["otherData"]["budget_bytes"] == 4 * KB
@@ -163,8 +163,8 @@ def test_the_trace(seen: View) -> None:
     assert ("memory", 0, {"resident_bytes": 4 * KB}) in levels and ("budget", 31, {"budget_bytes": 4 * KB}) in levels
 
 
-def test_what_a_budget_costs_is_a_row_of_the_frontier(seen: View) -> None:
-    extras = views.frontier_extras(PROBLEM, [seen.plan, none(Infeasibility(5 * KB, KB, "there"))])
+def test_what_a_budget_costs_is_a_row_of_the_frontier(seen: PlacementView) -> None:
+    extras = views.frontier_extras(PROBLEM, [seen.plan, none(PlacementInfeasibility(5 * KB, KB, "there"))])
     assert extras.baseline == ("memory to spare", 20.0)
     assert extras.rows == (("55.00 %", "6.84 KiB", ""), ("", "", "4.88 KiB"))
 

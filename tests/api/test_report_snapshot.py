@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.api.report.memory.snapshot import memory_snapshot, snapshot_bytes
-from loadmaster.api.report.memory.view import View, view
+from loadmaster.api.report.memory.view import MemoryView, view
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.presets import chain
@@ -20,7 +20,7 @@ from tests.api.cli.plans_by_hand import MEGABYTE, plan_by_hand
 from tests.models.memory.instances import random_problem
 
 
-def plain_view(seed: int) -> View:
+def plain_view(seed: int) -> MemoryView:
     problem = random_problem(seed, operators=5, in_place=0.0)
     plan = plan_by_hand(chain(2, MEGABYTE), 1 << 40)
     schedule = plain.formulate(problem)
@@ -28,7 +28,7 @@ def plain_view(seed: int) -> View:
     return view(problem, type(plan)(**(plan.__dict__ | changes)))
 
 
-def chain_view() -> View:
+def chain_view() -> MemoryView:
     document = chain(6, MEGABYTE)
     return view(read_problem(document), plan_by_hand(document, 1 << 40))
 

@@ -19,7 +19,7 @@ from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.worker import Worker
 from loadmaster.models.hardware import catalogue
 from loadmaster.models.kinds import read_problem, write_plan
-from loadmaster.models.memory.plan import Infeasibility
+from loadmaster.models.memory.plan import MemoryInfeasibility
 from loadmaster.models.memory.presets import chain
 from loadmaster.planner import PlanOptions
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan
@@ -241,7 +241,7 @@ async def test_a_plan_that_does_not_exist_yet_or_at_all(http: httpx.AsyncClient,
 
 async def test_an_infeasible_plan_says_why(http: httpx.AsyncClient, app: FastAPI) -> None:
     document = chain(6, MEGABYTE)
-    found = no_plan(document, 1000, Infeasibility(5000, 4000, "backward 1", ()))
+    found = no_plan(document, 1000, MemoryInfeasibility(5000, 4000, "backward 1", ()))
     page = await http.get(f"/plans/{planned(app, document, found, 1000)}")
     expect_page(page)
     assert "5000 bytes" in page.text and "Compare" not in page.text

@@ -20,7 +20,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """A collective that somebody asked for.
 
     Attributes:

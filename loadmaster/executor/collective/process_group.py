@@ -22,7 +22,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place
 from loadmaster.executor.collective.calibration import Calibration
 from loadmaster.executor.collective.calls import (
-    Call,
+    CollectiveCall,
     Tensors,
     WorkQueue,
     even,
@@ -145,14 +145,14 @@ class PlannedGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """Method behind ``torch.distributed.all_gather_into_tensor``."""
-        call = Call("allgather", output, input, bytes_of(output), [output], later_of(opts))
+        call = CollectiveCall("allgather", output, input, bytes_of(output), [output], later_of(opts))
         return self._run(call, ALL_GATHER, output, input, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Several all_gather_into_tensor calls in one; planned where it is one."""
         if len(outputs) != 1:
             return self._fall_back("allgather", "coalesced", ALL_GATHERS, outputs, inputs, opts)
-        call = Call("allgather", outputs[0], inputs[0], bytes_of(outputs[0]), outputs, later_of(opts))
+        call = CollectiveCall("allgather", outputs[0], inputs[0], bytes_of(outputs[0]), outputs, later_of(opts))
         return self._run(call, ALL_GATHERS, outputs, inputs, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -163,19 +163,23 @@ class PlannedGroup(dist.ProcessGroup):
             return self._fall_back("allgather", "uneven", "allgather", outputs, inputs, opts)
         together = inputs[0].new_empty(len(outputs[0]), inputs[0].numel())
         after = spreading(together, outputs[0])
-        call = Call("allgather", together, inputs[0], bytes_of(together), outputs[0], later_of(opts), after=after)
+        call = CollectiveCall(
+            "allgather", together, inputs[0], bytes_of(together), outputs[0], later_of(opts), after=after
+        )
         return self._run(call, "allgather", outputs, inputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """Method behind ``torch.distributed.reduce_scatter_tensor``."""
-        call = Call("reduce_scatter", output, input, bytes_of(input), [output], later_of(opts), op_of(opts))
+        call = CollectiveCall("reduce_scatter", output, input, bytes_of(input), [output], later_of(opts), op_of(opts))
         return self._run(call, REDUCE_SCATTER, output, input, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Several reduce_scatter_tensor calls in one; planned where it is one."""
         if len(outputs) != 1:
             return self._fall_back("reduce_scatter", "coalesced", REDUCE_SCATTERS, outputs, inputs, opts)
-        call = Call("reduce_scatter", outputs[0], inputs[0], bytes_of(inputs[0]), outputs, later_of(opts), op_of(opts))
+        call = CollectiveCall(
+            "reduce_scatter", outputs[0], inputs[0], bytes_of(inputs[0]), outputs, later_of(opts), op_of(opts)
+        )
         return self._run(call, REDUCE_SCATTERS, outputs, inputs, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -185,7 +189,9 @@ class PlannedGroup(dist.ProcessGroup):
         if not even(inputs[0], outputs[0]):
             return self._fall_back("reduce_scatter", "uneven", "reduce_scatter", outputs, inputs, opts)
         together = stacked(inputs[0])
-        call = Call("reduce_scatter", outputs[0], together, bytes_of(together), outputs, later_of(opts), op_of(opts))
+        call = CollectiveCall(
+            "reduce_scatter", outputs[0], together, bytes_of(together), outputs, later_of(opts), op_of(opts)
+        )
         return self._run(call, "reduce_scatter", outputs, inputs, opts)
 
     def all_to_all_single(
@@ -200,7 +206,7 @@ class PlannedGroup(dist.ProcessGroup):
         given = (output, input, output_splits, input_splits, opts)
         if len(output_splits) or len(input_splits):
             return self._fall_back("alltoall", "split sizes", ALL_TO_ALL, *given)
-        call = Call("alltoall", output, input, bytes_of(input), [output], later_of(opts))
+        call = CollectiveCall("alltoall", output, input, bytes_of(input), [output], later_of(opts))
         return self._run(call, ALL_TO_ALL, *given)
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -209,7 +215,7 @@ class PlannedGroup(dist.ProcessGroup):
             return self._fall_back("broadcast", "form of call", "broadcast", tensors, opts, *rest)
         (tensor,) = tensors
         given = tensor if opts.rootRank == self.rank() else None
-        call = Call("broadcast", tensor, given, bytes_of(tensor), tensors, later_of(opts), root=opts.rootRank)
+        call = CollectiveCall("broadcast", tensor, given, bytes_of(tensor), tensors, later_of(opts), root=opts.rootRank)
         return self._run(call, "broadcast", tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -218,7 +224,9 @@ class PlannedGroup(dist.ProcessGroup):
             return self._fall_back("reduce", "form of call", "reduce", tensors, opts, *rest)
         (tensor,) = tensors
         taken = tensor if opts.rootRank == self.rank() else None
-        call = Call("reduce", taken, tensor, bytes_of(tensor), tensors, later_of(opts), op_of(opts), opts.rootRank)
+        call = CollectiveCall(
+            "reduce", taken, tensor, bytes_of(tensor), tensors, later_of(opts), op_of(opts), opts.rootRank
+        )
         return self._run(call, "reduce", tensors, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -227,7 +235,7 @@ class PlannedGroup(dist.ProcessGroup):
             return self._fall_back("scatter", "form of call", "scatter", outputs, inputs, opts, *rest)
         given = stacked(inputs[0]) if opts.rootRank == self.rank() else None
         size_bytes = self.size() * bytes_of(outputs[0])
-        call = Call("scatter", outputs[0], given, size_bytes, outputs, later_of(opts), root=opts.rootRank)
+        call = CollectiveCall("scatter", outputs[0], given, size_bytes, outputs, later_of(opts), root=opts.rootRank)
         return self._run(call, "scatter", outputs, inputs, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -239,7 +247,9 @@ class PlannedGroup(dist.ProcessGroup):
         filled = outputs[0] if at_root else inputs
         after = spreading(together, filled)
         size_bytes = self.size() * bytes_of(inputs[0])
-        call = Call("gather", together, inputs[0], size_bytes, filled, later_of(opts), root=opts.rootRank, after=after)
+        call = CollectiveCall(
+            "gather", together, inputs[0], size_bytes, filled, later_of(opts), root=opts.rootRank, after=after
+        )
         return self._run(call, "gather", outputs, inputs, opts)
 
     def barrier(self, opts: Any = None, *rest: Any) -> Any:
@@ -270,14 +280,14 @@ class PlannedGroup(dist.ProcessGroup):
         if len(tensors) != 1:
             return self._fall_back("allreduce", "coalesced", name, tensors, opts)
         (tensor,) = tensors
-        call = Call("allreduce", tensor, tensor, bytes_of(tensor), tensors, later_of(opts), op_of(opts))
+        call = CollectiveCall("allreduce", tensor, tensor, bytes_of(tensor), tensors, later_of(opts), op_of(opts))
         return self._run(call, name, tensors, opts)
 
     def _fall_back(self, collective: Collective, why: str, name: str, *given: Any) -> Any:
         self.fell_back[collective, why] += 1
         return getattr(self.inner, name)(*_given(given))
 
-    def _run(self, call: Call, name: str, *given: Any) -> Any:
+    def _run(self, call: CollectiveCall, name: str, *given: Any) -> Any:
         """Run a call by plan, or by the inner group's method of that name."""
         found: Choice = "coalesced" if self._coalesces else "switched off"
         if self.on and not self._coalesces:
@@ -321,7 +331,7 @@ class PlannedGroup(dist.ProcessGroup):
         for kept in (self._choices, self.planned, self.padded, self.fell_back):
             kept.clear()
 
-    def choose(self, call: Call) -> Choice:
+    def choose(self, call: CollectiveCall) -> Choice:
         """Choose what runs a call, or say why no plan does."""
         entry = self.entries.get((call.collective, call.root))
         if entry is None and call.root == 0:

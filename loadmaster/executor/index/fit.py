@@ -32,7 +32,7 @@ from loadmaster.models.files import expect_writable, write_text
 from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray
 from loadmaster.models.index.features import Features, features, image
 from loadmaster.models.index.generators import DISTRIBUTIONS, Mix, make_trace
-from loadmaster.models.index.predictor import FIGURES, Coefficients, Row, fit, moved_keys, write_coefficients
+from loadmaster.models.index.predictor import FIGURES, Coefficients, MeasuredRow, fit, moved_keys, write_coefficients
 from loadmaster.models.index.presets import CANDIDATES
 
 SCHEMA = "loadmaster/index-rows/1"
@@ -91,7 +91,7 @@ class Ran:
     trial: Trial
     features: Features
     picture: NDArray[np.float64]
-    rows: Sequence[Row]
+    rows: Sequence[MeasuredRow]
 
 
 def trials(most_keys: int, most_operations: int) -> list[Trial]:
@@ -152,11 +152,11 @@ def serves(configuration: Configuration, of: Features) -> bool:
     return (configuration.writable or not of.inserts + of.erases) and (configuration.ordered or not of.scans)
 
 
-def row_of(trial: Trial, of: Features, configuration: Configuration, measured: Measured) -> Row:
+def row_of(trial: Trial, of: Features, configuration: Configuration, measured: Measured) -> MeasuredRow:
     """A measurement as the predictor takes it."""
     keys = of.keys + of.inserts
     moved = moved_keys(configuration, keys)
-    return Row(
+    return MeasuredRow(
         trial.distribution,
         of,
         configuration,
@@ -211,7 +211,7 @@ def _ran(of: Document) -> Ran:
     trial = Trial(**{**of["trial"], "mix": Mix(**of["trial"]["mix"])})
     seen = Features(**of["features"])
     rows = [
-        Row(
+        MeasuredRow(
             trial.distribution,
             seen,
             STRUCTURES[row["configuration"]["structure"]](**row["configuration"]),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from loadmaster.executor.torch_private.operators import OpOverload, pytree, schema_of
-from loadmaster.models.partition.views import Cut, Stage, View
+from loadmaster.models.partition.views import Cut, ShapeView, Stage
 
 # Stands for a tensor in arguments.
 TENSOR = object()
@@ -73,7 +73,7 @@ _SAME = frozenset({aten.detach.default, aten.alias.default})
 _PARTS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
 
 
-def view_of(node: fx.Node, source: View) -> View | None:
+def view_of(node: fx.Node, source: ShapeView) -> ShapeView | None:
     """Return a node as a view of the tensor that its source is a view of; None where an operator must make it.
 
     ``getitem`` of a node that takes a tensor apart is a view, too.
@@ -98,7 +98,7 @@ def makes_parts(node: fx.Node) -> bool:
     return node.target in _PARTS
 
 
-def _moved(node: fx.Node, source: View) -> View | None:
+def _moved(node: fx.Node, source: ShapeView) -> ShapeView | None:
     rank, target = len(source.shape), node.target
     args: tuple[Any, ...] = node.args[1:]
     if target is aten.t.default:
@@ -119,13 +119,13 @@ def _moved(node: fx.Node, source: View) -> View | None:
     return None
 
 
-def _selected(source: View, dim: int, at: int) -> View | None:
+def _selected(source: ShapeView, dim: int, at: int) -> ShapeView | None:
     shape = source.shape
     at %= shape[dim]
     return source.sliced(dim, at, at + 1).reshaped((*shape[:dim], *shape[dim + 1 :]))
 
 
-def _part(parts: fx.Node, source: View, at: int) -> View | None:
+def _part(parts: fx.Node, source: ShapeView, at: int) -> ShapeView | None:
     rank = len(source.shape)
     given: tuple[Any, ...] = parts.args[1:]
     if parts.target is aten.unbind.int:
@@ -136,7 +136,7 @@ def _part(parts: fx.Node, source: View, at: int) -> View | None:
     return source.sliced(dim, start, start + sizes[at])
 
 
-def on_share(view: View, cuts: Sequence[tuple[Cut, Fraction]]) -> Callable[[Tensor], Tensor]:
+def on_share(view: ShapeView, cuts: Sequence[tuple[Cut, Fraction]]) -> Callable[[Tensor], Tensor]:
     """Make the function that takes a view of a worker's share, by the cuts of the view, each with the share."""
     if view.is_identity:
         return lambda share: share

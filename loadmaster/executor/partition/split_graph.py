@@ -18,7 +18,7 @@ from loadmaster.executor.partition.on_shares import RESHAPES, makes_parts, resul
 from loadmaster.executor.partition.trials import Admitted, Trials, is_tensor, operands
 from loadmaster.executor.steps.step_graph import StepGraph, is_view
 from loadmaster.models.partition.tdl.through_views import Seen, through_views
-from loadmaster.models.partition.views import View
+from loadmaster.models.partition.views import ShapeView
 
 aten = torch.ops.aten
 
@@ -54,8 +54,8 @@ class Run:
     """
 
     node: fx.Node
-    inputs: tuple[tuple[int, View], ...]
-    outputs: tuple[tuple[int, View], ...]
+    inputs: tuple[tuple[int, ShapeView], ...]
+    outputs: tuple[tuple[int, ShapeView], ...]
     admitted: Admitted
     seen: tuple[Seen, ...] = field(repr=False)
 
@@ -87,7 +87,7 @@ class SplitGraph:
         self.step_graph, self.trials = step_graph, trials
         self.held: list[Held] = []
         self.runs: list[Run] = []
-        self._views: dict[fx.Node, tuple[int, View]] = {}
+        self._views: dict[fx.Node, tuple[int, ShapeView]] = {}
         nodes = step_graph.nodes
         for node in nodes:
             if node.op in ("placeholder", "get_attr") and is_tensor(node):
@@ -111,7 +111,7 @@ class SplitGraph:
             if isinstance(gradient, fx.Node)
         }
 
-    def seen(self, node: fx.Node) -> tuple[int, View]:
+    def seen(self, node: fx.Node) -> tuple[int, ShapeView]:
         """Return the tensor that a node is a view of, and the view."""
         return self._views[node]
 
@@ -175,9 +175,9 @@ class SplitGraph:
     def _keep(self, node: fx.Node, shape: tuple[int, ...]) -> int:
         self.held.append(Held(node, shape))
         number = len(self.held) - 1
-        native = View(shape).reshaped(tuple(node.meta["val"].shape))
+        native = ShapeView(shape).reshaped(tuple(node.meta["val"].shape))
         assert native is not None
-        self._views[node] = (number, View(shape) if native.is_identity else native)
+        self._views[node] = (number, ShapeView(shape) if native.is_identity else native)
         return number
 
 
@@ -186,9 +186,9 @@ def _is_of_numbers(node: fx.Node) -> bool:
     return not results_of(node.meta.get("val")) and (node.meta.get("val") is not None or not operands(node))
 
 
-def _native(node: fx.Node) -> View:
+def _native(node: fx.Node) -> ShapeView:
     shape, own = _kept_in(node), tuple(node.meta["val"].shape)
-    found = View(shape) if shape == own else View(shape).reshaped(own)
+    found = ShapeView(shape) if shape == own else ShapeView(shape).reshaped(own)
     assert found is not None
     return found
 
@@ -202,4 +202,4 @@ def _kept_in(node: fx.Node) -> tuple[int, ...]:
     if len(shapes) != 1:
         return own
     (shape,) = shapes
-    return shape if len(shape) > len(own) and View(shape).reshaped(own) is not None else own
+    return shape if len(shape) > len(own) and ShapeView(shape).reshaped(own) is not None else own

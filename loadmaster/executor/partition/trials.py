@@ -24,7 +24,7 @@ from loadmaster.executor.torch_private.fake_tensors import unset_fake_temporaril
 from loadmaster.executor.torch_private.operators import OpOverload, pytree, schema_of
 from loadmaster.models.partition.problem import Need, Strategy
 from loadmaster.models.partition.tdl.aten import formula_of
-from loadmaster.models.partition.tdl.calls import Call
+from loadmaster.models.partition.tdl.calls import TdlCall
 from loadmaster.models.partition.tdl.formula import Formula
 from loadmaster.models.partition.tdl.rules import pointwise
 
@@ -215,7 +215,7 @@ def _filled(shape: Sequence[int], like: Tensor, generator: torch.Generator, most
     return torch.randint(0, most + 1, shape, generator=generator).to(device, like.dtype)
 
 
-def _random(call: Call) -> Admitted:
+def _random(call: TdlCall) -> Admitted:
     """Admit a random operator without a trial: its shares are random numbers too, but not those of the whole."""
     formula = pointwise(call) if call.name in DRAWN_BY_ELEMENT else None
     if formula is None:
@@ -228,7 +228,7 @@ def value(node: fx.Node) -> Any:
     return node.meta["val"]
 
 
-def _call(node: fx.Node, given: Sequence[Operand]) -> Call:
+def _call(node: fx.Node, given: Sequence[Operand]) -> TdlCall:
     of = schema(node)
     defaults = {argument.name: argument.default_value for argument in of.arguments}
     names = [argument.name for argument in of.arguments]
@@ -237,7 +237,7 @@ def _call(node: fx.Node, given: Sequence[Operand]) -> Call:
         name: pytree.tree_map(lambda leaf: True if isinstance(leaf, fx.Node) else leaf, argument)
         for name, argument in arguments.items()
     }
-    return Call(
+    return TdlCall(
         name=of.name.partition("::")[2],
         inputs=tuple((operand.argument, _shape(operand.node)) for operand in given),
         results=tuple(tuple(tensor.shape) for tensor in results_of(node.meta.get("val"))),

@@ -31,16 +31,16 @@ from loadmaster.models.collective.collectives import instance_of, named_chunk_co
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.verdict import Check, Journey, PlanCheck
+from loadmaster.models.collective.verdict import CollectiveCheck, Journey, PlanCheck
 from loadmaster.models.documents import expect_problem
 
-__all__ = ["Check", "Journey", "PlanCheck", "check", "check_plan"]
+__all__ = ["CollectiveCheck", "Journey", "PlanCheck", "check", "check_plan"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-def check(instance: Instance, sends: Iterable[Send]) -> Check:
+def check(instance: Instance, sends: Iterable[Send]) -> CollectiveCheck:
     """Judge a schedule. Never raises for a wrong one: the verdict says what is wrong."""
     return _Replay(instance, sends).run()
 
@@ -88,7 +88,7 @@ class _Replay:
         self.sent: set[tuple[int, int]] = set()
         self.all_sources = [sum(1 << rank for rank in set(chunk.sources)) for chunk in self.chunks]
 
-    def run(self) -> Check:
+    def run(self) -> CollectiveCheck:
         """Run the replay: senders, copies and sums, then resources, then the postcondition."""
         self._senders()
         keys, times = self._copies()
@@ -106,7 +106,7 @@ class _Replay:
         time_ns, missing = self._postcondition(keys, times)
         violations = (*said, *self._resources(), *missing)
         linked = np.flatnonzero(self.link >= 0).tolist()
-        return Check(
+        return CollectiveCheck(
             ok=not violations,
             violations=violations,
             topology=self.topology,
@@ -329,7 +329,7 @@ def check_plan(problem: CollectiveProblem, plan: CollectivePlan) -> PlanCheck:
     if not plan.algorithms:
         raise InputError("status", plan.status, "holds no algorithm to check", "Give a plan that was found feasible.")
     violations, named = _table(problem, plan.algorithms), named_chunk_counts(problem)
-    checks: list[Check] = []
+    checks: list[CollectiveCheck] = []
     for algorithm in plan.algorithms:
         where = f"{algorithm.size_bytes} bytes, {algorithm.chunk_count} chunks"
         try:
@@ -361,7 +361,7 @@ def _table(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> list[
     return violations
 
 
-def _figures(algorithm: Algorithm, verdict: Check) -> list[str]:
+def _figures(algorithm: Algorithm, verdict: CollectiveCheck) -> list[str]:
     """List the figures of an algorithm that its replay contradicts."""
     violations = []
     if algorithm.time_ns != verdict.time_ns:

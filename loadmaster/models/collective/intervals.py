@@ -52,7 +52,7 @@ from loadmaster.solvers.solution import Solution
 Pair = tuple[int, int]
 
 
-class Variables:
+class IntervalVariables:
     """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
@@ -166,7 +166,7 @@ class IntervalSchedule:
     """The program, whose objective is in nanoseconds, and the way back from its points to schedules."""
 
     program: Program
-    variables: Variables
+    variables: IntervalVariables
 
     @property
     def interval_count(self) -> int:
@@ -222,7 +222,7 @@ def formulate(
         expect_one_target(index, chunk)
     b = ProgramBuilder()
     links = instance.usable_links if routes is None else routes
-    v = Variables(b, instance, horizon_ns, min(bound_ns, horizon_ns), links)
+    v = IntervalVariables(b, instance, horizon_ns, min(bound_ns, horizon_ns), links)
     end_after_every_target(b, v)
     send_what_has_arrived(b, v)
     arrive_after_the_transfer(b, v)
@@ -232,14 +232,14 @@ def formulate(
     return IntervalSchedule(b.build(), v)
 
 
-def end_after_every_target(b: ProgramBuilder, v: Variables) -> None:
+def end_after_every_target(b: ProgramBuilder, v: IntervalVariables) -> None:
     """Add (5.2): the time is no less than the start at any target."""
     columns = sorted({v.at(c, r) for c, r in v.goals})
     row = np.arange(len(columns))
     b.rows("end_after_every_target", len(row), [(row, v.time, 1), (row, columns, -1)], lower=0)
 
 
-def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
+def send_what_has_arrived(b: ProgramBuilder, v: IntervalVariables) -> None:
     """Add (5.4): a chunk leaves a rank once it is there."""
     rows = b.row_list("send_what_has_arrived")
     for i, (c, k) in enumerate(v.own):
@@ -249,7 +249,7 @@ def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def arrive_after_the_transfer(b: ProgramBuilder, v: Variables) -> None:
+def arrive_after_the_transfer(b: ProgramBuilder, v: IntervalVariables) -> None:
     """Add (5.5): a chunk is at a rank once its transfer has ended."""
     rows = b.row_list("arrive_after_the_transfer")
     for i, (c, k) in enumerate(v.own):
@@ -259,7 +259,7 @@ def arrive_after_the_transfer(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def receive_once(b: ProgramBuilder, v: Variables) -> None:
+def receive_once(b: ProgramBuilder, v: IntervalVariables) -> None:
     """Add (J1): a chunk enters each target once, and every other rank at most once."""
     into, out = v.around(into=True), v.around(into=False)
     rows = b.row_list("receive_once")
@@ -274,7 +274,7 @@ def receive_once(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def relay_with_reason(b: ProgramBuilder, v: Variables) -> None:
+def relay_with_reason(b: ProgramBuilder, v: IntervalVariables) -> None:
     """Add (J2): ranks between pass on all they get, and get all they pass on."""
     into, out = v.around(into=True), v.around(into=False)
     rows = b.row_list("relay_with_reason")
@@ -289,7 +289,7 @@ def relay_with_reason(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def take_turns(b: ProgramBuilder, v: Variables) -> None:
+def take_turns(b: ProgramBuilder, v: IntervalVariables) -> None:
     """Add (J3): the used hops of a resource do not overlap."""
     topology, chunks = v.instance.topology, v.instance.chunks
     lasts = [topology.links[k].occupancy_ns(chunks[c].size_bytes) for c, k in v.own]

@@ -55,7 +55,7 @@ from loadmaster.solvers.program import INFINITY, Program, ProgramBuilder
 _TOLERANCE = 1e-6
 
 
-class Variables:
+class RoutingBoundVariables:
     """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
@@ -123,7 +123,7 @@ class RoutingBound:
     """The program, its times in nanoseconds and without integers, and what its value proves."""
 
     program: Program
-    variables: Variables
+    variables: RoutingBoundVariables
 
     def proved_ns(self, value: float | None) -> int:
         """Least time of every schedule that a value of the program proves.
@@ -153,7 +153,7 @@ def formulate(
     if instance.combines:
         raise InputError("chunks", "sums", "are not routed", "Bound the reversed instance, or form 'gather'.")
     b = ProgramBuilder()
-    v = Variables(b, instance, known_ns, within_ns, divisible=divisible)
+    v = RoutingBoundVariables(b, instance, known_ns, within_ns, divisible=divisible)
     carry_on_resources(b, v)
     follow_the_way(b, v)
     keep_the_way(b, v)
@@ -161,7 +161,7 @@ def formulate(
     return RoutingBound(b.build(), v)
 
 
-def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
+def carry_on_resources(b: ProgramBuilder, v: RoutingBoundVariables) -> None:
     """Add (B1): the time covers what each resource carries."""
     links, first = v.instance.topology.links, v.aliases.links
     size_bytes = np.array([c.size_bytes for c in v.instance.chunks], dtype=np.float64)[v.chunk]
@@ -184,7 +184,7 @@ def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
     block.done()
 
 
-def follow_the_way(b: ProgramBuilder, v: Variables) -> None:
+def follow_the_way(b: ProgramBuilder, v: RoutingBoundVariables) -> None:
     """Add (B2): the time covers the way of each chunk of one target."""
     block = b.row_list("follow_the_way")
     for c, pairs in v.of_chunk.items():
@@ -195,7 +195,7 @@ def follow_the_way(b: ProgramBuilder, v: Variables) -> None:
     block.done()
 
 
-def keep_the_way(b: ProgramBuilder, v: Variables) -> None:
+def keep_the_way(b: ProgramBuilder, v: RoutingBoundVariables) -> None:
     """Add (B3): a way leads from its source to its target."""
     block = b.row_list("keep_the_way")
     for c, pairs in v.of_chunk.items():
@@ -215,7 +215,7 @@ def keep_the_way(b: ProgramBuilder, v: Variables) -> None:
     block.done()
 
 
-def bring_to_all(b: ProgramBuilder, v: Variables) -> None:
+def bring_to_all(b: ProgramBuilder, v: RoutingBoundVariables) -> None:
     """Add (B4): chunks of several targets get to every target."""
     topology = v.instance.topology
     block = b.row_list("bring_to_all")

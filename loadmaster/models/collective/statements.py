@@ -12,7 +12,7 @@ from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreach
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.proof import NOTHING_YET, ROUTING, prove
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.models.collective.verdict import Check, PlanCheck
+from loadmaster.models.collective.verdict import CollectiveCheck, PlanCheck
 from loadmaster.models.statements import Recomputed, Statements, status
 
 # Up to so many ways of a chunk over a link, what is proved without a solver takes a second to prove again.
@@ -37,7 +37,7 @@ def _recompute(problem: CollectiveProblem, plan: CollectivePlan, verdict: PlanCh
     return Recomputed(fields, wrong=tuple(wrong))
 
 
-def _algorithm(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> dict[str, Any]:
+def _algorithm(problem: CollectiveProblem, algorithm: Algorithm, check: CollectiveCheck) -> dict[str, Any]:
     """Recompute what follows for one algorithm: its time, and its bounds where they are soon proved again.
 
     It leaves out what a solver proved of a form, and the least of the forms once that is better.
@@ -71,7 +71,7 @@ def _is_soon_proved(problem: CollectiveProblem, size_bytes: int) -> bool:
 _proof = lru_cache(maxsize=32)(prove)
 
 
-def _wrong(n: int, algorithm: Algorithm, check: Check) -> list[str]:
+def _wrong(n: int, algorithm: Algorithm, check: CollectiveCheck) -> list[str]:
     wrong = []
     if algorithm.sends != check.sends:
         wrong.append(f"algorithms[{n}].sends: they are not by start, then source, then target")

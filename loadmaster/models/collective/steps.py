@@ -49,7 +49,7 @@ from loadmaster.solvers.program import IntArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Solution
 
 
-class Variables:
+class StepVariables:
     """The variables of one program, and the sets that its rows are written from.
 
     Attributes:
@@ -86,7 +86,7 @@ class StepSchedule:
     """The program, whose objective is in nanoseconds, and the way back from its points to schedules."""
 
     program: Program
-    variables: Variables
+    variables: StepVariables
 
     def schedule(self, solution: Solution) -> tuple[Send, ...]:
         """The messages of a solution, each at the start of its step. Raises ValueError: it has no incumbent."""
@@ -126,7 +126,7 @@ def formulate(instance: Instance, steps: int, usable: Sequence[Sequence[int]] | 
     if instance.combines:
         raise InputError("chunks", "sums", "are not sent in steps", "Give the reversed instance.")
     b = ProgramBuilder()
-    v = Variables(b, instance, steps, usable or instance.usable_links)
+    v = StepVariables(b, instance, steps, usable or instance.usable_links)
     last_as_long_as_its_resources(b, v)
     use_what_carries(b, v)
     send_what_came_before(b, v)
@@ -134,7 +134,7 @@ def formulate(instance: Instance, steps: int, usable: Sequence[Sequence[int]] | 
     return StepSchedule(b.build(), v)
 
 
-def last_as_long_as_its_resources(b: ProgramBuilder, v: Variables) -> None:
+def last_as_long_as_its_resources(b: ProgramBuilder, v: StepVariables) -> None:
     """Add (T1): a step lasts as long as its resources need."""
     links, chunks = v.instance.topology.links, v.instance.chunks
     carried: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
@@ -158,7 +158,7 @@ def last_as_long_as_its_resources(b: ProgramBuilder, v: Variables) -> None:
     block.done()
 
 
-def use_what_carries(b: ProgramBuilder, v: Variables) -> None:
+def use_what_carries(b: ProgramBuilder, v: StepVariables) -> None:
     """Add (T2): a link that carries a chunk in a step is used in it."""
     pairs = {(v.used[k, s], column) for (_, k, s), column in zip(v.triples, v.sent.tolist(), strict=True)}
     used, sent = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
@@ -166,7 +166,7 @@ def use_what_carries(b: ProgramBuilder, v: Variables) -> None:
     b.rows("use_what_carries", len(row), [(row, used, 1), (row, sent, -1)], lower=0)
 
 
-def send_what_came_before(b: ProgramBuilder, v: Variables) -> None:
+def send_what_came_before(b: ProgramBuilder, v: StepVariables) -> None:
     """Add (T3): a link carries what came in an earlier step."""
     block, seen = b.row_list("send_what_came_before"), set()
     for p, (c, k, s) in enumerate(v.triples):
@@ -183,7 +183,7 @@ def send_what_came_before(b: ProgramBuilder, v: Variables) -> None:
     block.done()
 
 
-def arrive_once(b: ProgramBuilder, v: Variables) -> None:
+def arrive_once(b: ProgramBuilder, v: StepVariables) -> None:
     """Add (T4): a chunk gets to each target once, and to other ranks at most once."""
     block = b.row_list("arrive_once")
     chunks = v.instance.chunks

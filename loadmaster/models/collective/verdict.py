@@ -32,7 +32,7 @@ class Journey(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Check:
+class CollectiveCheck:
     """The verdict on one schedule.
 
     Attributes:
@@ -98,7 +98,7 @@ class PlanCheck:
 
     ok: bool
     violations: tuple[str, ...]
-    algorithms: tuple[Check, ...] = field(repr=False)
+    algorithms: tuple[CollectiveCheck, ...] = field(repr=False)
 
     @property
     def objective(self) -> float:

@@ -34,7 +34,7 @@ from loadmaster.models.units import show_bytes
 
 
 @dataclass(frozen=True)
-class Check:
+class GraphCheck:
     """Verdict on a graph plan, with the figures of the replay.
 
     Attributes:
@@ -64,7 +64,7 @@ class Check:
         return {name: getattr(self, name) for name in names}
 
 
-def check_plan(problem: GraphProblem, plan: GraphPlan) -> Check:
+def check_plan(problem: GraphProblem, plan: GraphPlan) -> GraphCheck:
     """Check a graph plan against its problem.
 
     Raises:
@@ -83,11 +83,11 @@ def check(
     schedule: Schedule,
     hot_rows: int,
     budget_bytes: int,
-) -> Check:
+) -> GraphCheck:
     """Check an order, a schedule and a number of hot rows by the rules above."""
     wrong = _order(problem, choices, program) or broken_rules(program, schedule)
     if wrong:
-        return Check(tuple(wrong), 0.0, 0, "", 0.0, 0.0, 0.0, 0.0)
+        return GraphCheck(tuple(wrong), 0.0, 0, "", 0.0, 0.0, 0.0, 0.0)
     for n in sorted(n for k in schedule.kernels[schedule.forward_count :] for n in k.stores):
         if n < program.forward_count:
             wrong.append(f"(G2) the backward pass stores {program.values[n].name}, a value of the forward pass")
@@ -108,7 +108,7 @@ def check(
         )
     kernels_us = sum(cost.time_us for cost in costs)
     link_us = gather_us(problem, hot_rows)
-    return Check(
+    return GraphCheck(
         tuple(wrong),
         kernels_us + link_us,
         peak,

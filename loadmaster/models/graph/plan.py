@@ -40,7 +40,7 @@ class KernelCost:
 
 
 @dataclass(frozen=True)
-class Infeasibility:
+class GraphInfeasibility:
     """Reason why no plan exists: the smallest takes ``minimum_budget_bytes``, most of it ``largest``, at ``where``."""
 
     minimum_budget_bytes: Size
@@ -68,6 +68,6 @@ class GraphPlan(Plan):
     schedule: Schedule | None = None
     kernels: tuple[KernelCost, ...] = ()
     hot_rows: Size = 0
-    infeasibility: Infeasibility | None = None
+    infeasibility: GraphInfeasibility | None = None
 
     kind: Literal["graph"] = "graph"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from loadmaster.models.graph.checker import Check
+from loadmaster.models.graph.checker import GraphCheck
 from loadmaster.models.graph.costs import Costs, least_us
 from loadmaster.models.graph.hot_rows import gather_us, segments
 from loadmaster.models.graph.limits import enough_bytes, least_bytes
@@ -14,7 +14,7 @@ from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.statements import Recomputed, Statements, unexplained
 
 
-def _recompute(problem: GraphProblem, plan: GraphPlan, verdict: Check | None) -> Recomputed:
+def _recompute(problem: GraphProblem, plan: GraphPlan, verdict: GraphCheck | None) -> Recomputed:
     fields = {"method": plan.options.get("method", plan.method)}
     if verdict is not None:
         return Recomputed({**fields, "kernels": verdict.kernels}, _least_us(problem))

@@ -31,7 +31,7 @@ _MOST_SAID = 20
 
 
 @dataclass(frozen=True)
-class Check:
+class IndexCheck:
     """The verdict.
 
     Attributes:
@@ -67,7 +67,7 @@ class Check:
         }
 
 
-def check_plan(problem: IndexProblem, plan: IndexPlan) -> Check:
+def check_plan(problem: IndexProblem, plan: IndexPlan) -> IndexCheck:
     """Recompute a plan.
 
     Raises:
@@ -79,7 +79,7 @@ def check_plan(problem: IndexProblem, plan: IndexPlan) -> Check:
     return check(problem, plan.choices, plan.budget_bytes)
 
 
-def check(problem: IndexProblem, choices: tuple[Choice, ...], budget_bytes: int) -> Check:
+def check(problem: IndexProblem, choices: tuple[Choice, ...], budget_bytes: int) -> IndexCheck:
     """Hold choices against the rules above."""
     wrong: list[str] = []
     if len(choices) != len(problem.shards):
@@ -109,7 +109,7 @@ def check(problem: IndexProblem, choices: tuple[Choice, ...], budget_bytes: int)
             wrong.append(f"{host.name} holds {show_bytes(took)}: {show_bytes(took - room)} over its {show_bytes(room)}")
     fullest = max(range(len(held)), key=lambda h: held[h])
     longest_us = max(by_thread.values(), default=0.0)
-    return Check(
+    return IndexCheck(
         violations=tuple(wrong[:_MOST_SAID]),
         total_us=total_us,
         longest_us=longest_us,
@@ -145,7 +145,7 @@ def _thread_rules(problem: IndexProblem, shard: Shard, choice: Choice) -> list[s
     return []
 
 
-def _recompute(problem: IndexProblem, plan: IndexPlan, verdict: Check | None) -> Recomputed:
+def _recompute(problem: IndexProblem, plan: IndexPlan, verdict: IndexCheck | None) -> Recomputed:
     fields = {"method": plan.options.get("method", plan.method)}
     if verdict is not None:
         chosen = [choice.candidate for choice in plan.choices]

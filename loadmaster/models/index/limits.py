@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from loadmaster.models.index.plan import Infeasibility
+from loadmaster.models.index.plan import IndexInfeasibility
 from loadmaster.models.index.problem import IndexProblem
 from loadmaster.models.index.serving import options
 from loadmaster.models.summary import Summary
@@ -31,7 +31,7 @@ def least_bytes(problem: IndexProblem) -> int:
     return max(least_by_host(problem))
 
 
-def lacking(problem: IndexProblem, budget_bytes: int) -> Infeasibility | None:
+def lacking(problem: IndexProblem, budget_bytes: int) -> IndexInfeasibility | None:
     """The host that lacks most, where every shard has what takes least memory; None: all hosts have enough."""
     least = least_by_host(problem)
     hosts = range(len(least))
@@ -44,7 +44,7 @@ def lacking(problem: IndexProblem, budget_bytes: int) -> Infeasibility | None:
     here = [s for s, shard in enumerate(problem.shards) if shard.host == worst]
     largest = sorted(here, key=lambda s: -options(problem, s)[0].size_bytes)[:_BLOCKERS]
     names = tuple(problem.shards[s].name for s in largest)
-    return Infeasibility(least[worst], short[worst], problem.hosts[worst].name, names, not own)
+    return IndexInfeasibility(least[worst], short[worst], problem.hosts[worst].name, names, not own)
 
 
 def least_us(problem: IndexProblem) -> float:

@@ -57,7 +57,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Infeasibility:
+class IndexInfeasibility:
     """The reason why no plan exists: host ``where`` needs ``minimum_budget_bytes``, most of it for ``largest``.
 
     Attributes:
@@ -85,6 +85,6 @@ class IndexPlan(Plan):
     check: Annotated[Mapping[str, Any], Entries(CHECKED)]
     choices: tuple[Choice, ...] = ()
     changes: tuple[Change, ...] = ()
-    infeasibility: Infeasibility | None = None
+    infeasibility: IndexInfeasibility | None = None
 
     kind: Literal["index"] = "index"

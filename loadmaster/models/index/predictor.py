@@ -44,7 +44,7 @@ _LARGEST_LEAF_KEYS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """One measurement of a configuration on a trace, to which lines are fitted.
 
     Attributes:
@@ -227,7 +227,7 @@ def moved_keys(configuration: Configuration, keys: float) -> float:
     return keys if isinstance(configuration, HashTable) else min(keys, _LARGEST_LEAF_KEYS)
 
 
-def fit(rows: Sequence[Row], source: str) -> Coefficients:
+def fit(rows: Sequence[MeasuredRow], source: str) -> Coefficients:
     """Lines through measurements, structure by structure.
 
     Raises:
@@ -245,7 +245,7 @@ def fit(rows: Sequence[Row], source: str) -> Coefficients:
     return Coefficients(source, most_keys, dict(lines))
 
 
-def _line(rows: Sequence[Row], figure: str) -> Line:
+def _line(rows: Sequence[MeasuredRow], figure: str) -> Line:
     for n, row in enumerate(rows):
         if not (math.isfinite(getattr(row, figure)) and getattr(row, figure) > 0):
             raise InputError(f"rows[{n}].{figure}", getattr(row, figure), "is not above 0", "Measure it again.")

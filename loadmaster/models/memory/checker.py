@@ -33,13 +33,13 @@ from loadmaster.models.documents import expect_problem
 from loadmaster.models.memory.links import HostTraffic, Start
 from loadmaster.models.memory.plan import Compute, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import BackwardImplementation, BackwardOperator, ForwardOperator, MemoryProblem
-from loadmaster.models.memory.verdict import Check, Event, Moment
+from loadmaster.models.memory.verdict import Event, MemoryCheck, Moment
 from loadmaster.solvers.program import IntArray
 
-__all__ = ["Check", "Event", "check", "check_plan"]
+__all__ = ["Event", "MemoryCheck", "check", "check_plan"]
 
 
-def check_plan(problem: MemoryProblem, plan: MemoryPlan) -> Check:
+def check_plan(problem: MemoryProblem, plan: MemoryPlan) -> MemoryCheck:
     """Replay a plan under its own budget.
 
     Raises:
@@ -51,7 +51,7 @@ def check_plan(problem: MemoryProblem, plan: MemoryPlan) -> Check:
     return check(problem, plan.schedule, plan.budget_bytes)
 
 
-def check(problem: MemoryProblem, schedule: Schedule, budget_bytes: int) -> Check:
+def check(problem: MemoryProblem, schedule: Schedule, budget_bytes: int) -> MemoryCheck:
     """Replay a schedule under a budget in bytes. Never raises for a wrong schedule: the verdict says what is wrong."""
     return _Replay(problem, schedule, budget_bytes).run()
 
@@ -75,7 +75,7 @@ class _Replay:
         self.recomputed = 0
         self.traffic = HostTraffic(problem, schedule)
 
-    def run(self) -> Check:
+    def run(self) -> MemoryCheck:
         """Replay stage by stage, then give the verdict."""
         if len(self.schedule.stages) != self.problem.stage_count:
             self._wrong(f"{len(self.schedule.stages)} stages, but the problem has {self.problem.stage_count}")
@@ -85,7 +85,7 @@ class _Replay:
             for t, stage in enumerate(self.schedule.stages):
                 stored = self._stage(t, stage, stored)
         beside_us = self.spent_us["stall"] + self.spent_us["cut"]
-        return Check(
+        return MemoryCheck(
             ok=not self.violations,
             violations=tuple(self.violations),
             peak_bytes=self.peak_bytes,

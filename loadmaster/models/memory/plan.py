@@ -105,7 +105,7 @@ class Blocker:
 
 
 @dataclass(frozen=True)
-class Infeasibility:
+class MemoryInfeasibility:
     """The reason why no plan exists, and what to relax.
 
     Attributes:
@@ -143,7 +143,7 @@ class MemoryPlan(Plan):
     unconstrained: Total
     check: Annotated[Mapping[str, Any], Entries(CHECKED)]
     schedule: Schedule | None = None
-    infeasibility: Infeasibility | None = None
+    infeasibility: MemoryInfeasibility | None = None
 
     kind: Literal["memory"] = "memory"
 

@@ -7,7 +7,7 @@ from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.verdict import Check
+from loadmaster.models.memory.verdict import MemoryCheck
 from loadmaster.models.statements import CLOSE, Recomputed, Share, Statements, unexplained
 from loadmaster.solvers.solution import relative_gap
 
@@ -22,7 +22,7 @@ def overhead_gap(objective: float, bound: float | None, unconstrained: float) ->
     return relative_gap(overhead, max(0.0, bound - unconstrained))
 
 
-def _recompute(problem: MemoryProblem, plan: MemoryPlan, verdict: Check | None) -> Recomputed:
+def _recompute(problem: MemoryProblem, plan: MemoryPlan, verdict: MemoryCheck | None) -> Recomputed:
     least = unconstrained.unconstrained_cost(problem)
     if verdict is None:
         return _infeasible(problem, plan, least)
@@ -62,7 +62,7 @@ def _infeasible(problem: MemoryProblem, plan: MemoryPlan, least: float) -> Recom
     return Recomputed({**fields, "infeasibility": follows}, wrong=tuple(wrong))
 
 
-def _only_too_large(verdict: Check) -> bool:
+def _only_too_large(verdict: MemoryCheck) -> bool:
     """Return whether a schedule breaks nothing but a budget of no bytes."""
     return all("over the budget of 0" in text for text in verdict.violations)
 

@@ -58,7 +58,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Check:
+class MemoryCheck:
     """The verdict.
 
     Attributes:
@@ -103,7 +103,7 @@ _COMPUTE = 1
 _LINKS = {"to_host": 2, "from_host": 3}
 
 
-def planned_events(title: str, check: Check, budget_bytes: int) -> list[TraceEvent]:
+def planned_events(title: str, check: MemoryCheck, budget_bytes: int) -> list[TraceEvent]:
     """The tracks and counters of a planned step."""
     tracks = {_COMPUTE: "compute"}
     if check.copies:

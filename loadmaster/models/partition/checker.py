@@ -56,7 +56,7 @@ _MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Check:
+class PartitionCheck:
     """The verdict.
 
     Attributes:
@@ -92,7 +92,7 @@ class Check:
         return {name: getattr(self, name) for name in names}
 
 
-def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> Check:
+def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> PartitionCheck:
     """Check a plan.
 
     Raises:
@@ -104,7 +104,7 @@ def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> Check:
     return check(problem, plan.splits, plan.budget_bytes)
 
 
-def check(problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: Rules | None = None) -> Check:
+def check(problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: Rules | None = None) -> PartitionCheck:
     """Hold placements and strategies against the rules above.
 
     Args:
@@ -132,7 +132,7 @@ class _Checking:
         self.compute_us = 0.0
         self._known: dict[object, tuple[float, float]] = {}
 
-    def verdict(self) -> Check:
+    def verdict(self) -> PartitionCheck:
         held = np.zeros((len(self.workers), len(self.problem.operators)), dtype=np.int64)
         needed = held[0]
         if self._sizes_agree() and self._placements_hold():
@@ -147,7 +147,7 @@ class _Checking:
         at = int(needed.argmax())
         moved = sum(r.received_bytes for r in self.redistributions)
         transfer_us = sum(r.time_us for r in self.redistributions)
-        return Check(
+        return PartitionCheck(
             violations=tuple(self.wrong[:_MOST_SHOWN]),
             objective=float(moved) if self.problem.objective == "bytes" else self.compute_us + transfer_us,
             peak_bytes=int(needed[at]),
@@ -284,7 +284,7 @@ class _Checking:
         return self._known[key]
 
 
-def _recompute(problem: PartitionProblem, plan: PartitionPlan, verdict: Check | None) -> Recomputed:
+def _recompute(problem: PartitionProblem, plan: PartitionPlan, verdict: PartitionCheck | None) -> Recomputed:
     fields = {"method": plan.options.get("method", plan.method)}
     if verdict is not None:
         least = 0.0 if problem.objective == "bytes" else least_us(problem)

@@ -54,7 +54,7 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class Infeasibility:
+class PartitionInfeasibility:
     """The reason why no plan exists, and what to relax.
 
     Attributes:
@@ -89,7 +89,7 @@ class PartitionPlan(Plan):
     check: Annotated[Mapping[str, Any], Entries(CHECKED)]
     splits: Splits | None = None
     redistributions: tuple[Redistribution, ...] = ()
-    infeasibility: Infeasibility | None = None
+    infeasibility: PartitionInfeasibility | None = None
 
     kind: Literal["partition"] = "partition"
 

@@ -94,7 +94,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class View:
+class ShapeView:
     """Stages one after the other; none: the tensor itself."""
 
     of: Shape
@@ -159,7 +159,7 @@ class View:
 
     # What views do, each None where no cut could be told from it
 
-    def reshaped(self, shape: Sequence[int]) -> View | None:
+    def reshaped(self, shape: Sequence[int]) -> ShapeView | None:
         """View of the same elements in the same order as another shape; None where factors do not divide."""
         stage = self._last()
         factors, dims, left = [], [], list(stage.factors)
@@ -183,13 +183,13 @@ class View:
             dims.append(count)
         return self._with(replace(stage, factors=tuple(factors), dims=tuple(dims)))
 
-    def permuted(self, dims: Sequence[int]) -> View:
+    def permuted(self, dims: Sequence[int]) -> ShapeView:
         """View with its dimensions in another order."""
         stage = self._last()
         rows = [stage.rows[d] for d in dims]
         return self._with(replace(stage, factors=sum(rows, ()), dims=tuple(map(len, rows))))
 
-    def expanded(self, shape: Sequence[int]) -> View:
+    def expanded(self, shape: Sequence[int]) -> ShapeView:
         """View with dimensions of one element spread, and new ones before."""
         stage = self._last()
         rows: list[tuple[Factor, ...]] = [()] * (len(shape) - len(stage.dims)) + stage.rows
@@ -199,7 +199,7 @@ class View:
         ]
         return self._with(replace(stage, factors=sum(spread, ()), dims=tuple(map(len, spread))))
 
-    def sliced(self, dim: int, start: int, stop: int, step: int = 1) -> View:
+    def sliced(self, dim: int, start: int, stop: int, step: int = 1) -> ShapeView:
         """View of some elements of a dimension."""
         if (start, stop, step) == (0, self.shape[dim], 1):
             return self
@@ -212,6 +212,6 @@ class View:
         shape = self.shape
         return Stage(shape, tuple(Factor(extent, d) for d, extent in enumerate(shape)), (1,) * len(shape))
 
-    def _with(self, stage: Stage) -> View:
+    def _with(self, stage: Stage) -> ShapeView:
         before = self.stages[:-1] if self.stages and self.stages[-1].kept is None else self.stages
-        return View(self.of, (*before, stage))
+        return ShapeView(self.of, (*before, stage))

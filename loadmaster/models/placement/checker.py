@@ -35,7 +35,7 @@ _MOST_SAID = 20
 
 
 @dataclass(frozen=True)
-class Check:
+class PlacementCheck:
     """The verdict.
 
     Attributes:
@@ -80,7 +80,7 @@ class Check:
         }
 
 
-def check_plan(problem: PlacementProblem, plan: PlacementPlan) -> Check:
+def check_plan(problem: PlacementProblem, plan: PlacementPlan) -> PlacementCheck:
     """Replay a plan.
 
     Raises:
@@ -92,7 +92,9 @@ def check_plan(problem: PlacementProblem, plan: PlacementPlan) -> Check:
     return check(problem, plan.moves, plan.budget_bytes)
 
 
-def check(problem: PlacementProblem, moves: Moves, budget_bytes: int, accesses: Accesses | None = None) -> Check:
+def check(
+    problem: PlacementProblem, moves: Moves, budget_bytes: int, accesses: Accesses | None = None
+) -> PlacementCheck:
     """Hold moves against the rules above, and time them.
 
     Args:
@@ -110,7 +112,7 @@ class _Replay:
         for s, store in enumerate(moves.stores):
             self._stores.setdefault((store.block, store.tier), []).append(s)
 
-    def verdict(self) -> Check:
+    def verdict(self) -> PlacementCheck:
         resident = self.accesses.live_bytes.copy()
         held = [np.zeros(self.count, dtype=np.int64) for _ in self.problem.tiers]
         timed: list[TimedAbsence] = []
@@ -131,7 +133,7 @@ class _Replay:
                 TimedStore(s.tier, s.at, self.problem.tiers[s.tier].store_us(sizes[s.block])) for s in self.moves.stores
             ]
             timeline = replay(self.problem, stores, timed)
-        return Check(
+        return PlacementCheck(
             violations=tuple(self.wrong[:_MOST_SAID]),
             peak_bytes=int(resident[at]),
             peak_at=self._name(at),
@@ -272,7 +274,7 @@ class _Replay:
 _FULL = ", with all tiers full"
 
 
-def _recompute(problem: PlacementProblem, plan: PlacementPlan, verdict: Check | None) -> Recomputed:
+def _recompute(problem: PlacementProblem, plan: PlacementPlan, verdict: PlacementCheck | None) -> Recomputed:
     fields = {"compute_us": problem.compute_us, "method": plan.options.get("method", plan.method)}
     if verdict is not None:
         return Recomputed(fields, least_us(problem, plan.budget_bytes))

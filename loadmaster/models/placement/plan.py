@@ -62,7 +62,7 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Infeasibility:
+class PlacementInfeasibility:
     """The reason why no plan exists: ``where`` there is too little room; ``minimum_budget_bytes`` have a plan.
 
     Unless tiers are full, no less has one.
@@ -88,6 +88,6 @@ class PlacementPlan(Plan):
     compute_us: Total
     check: Annotated[Mapping[str, Any], Entries(CHECKED)]
     moves: Moves | None = None
-    infeasibility: Infeasibility | None = None
+    infeasibility: PlacementInfeasibility | None = None
 
     kind: Literal["placement"] = "placement"

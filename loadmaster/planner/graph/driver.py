@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import LimitReachedError
 from loadmaster.models.graph.candidates import Candidates, candidates
-from loadmaster.models.graph.checker import Check, check, fastest_tiles, kernel_costs, kernel_words
+from loadmaster.models.graph.checker import GraphCheck, check, fastest_tiles, kernel_costs, kernel_words
 from loadmaster.models.graph.costs import Costs, least_us
 from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
 from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, worth_rows
 from loadmaster.models.graph.limits import least_bytes
 from loadmaster.models.graph.lowering import greedy_kept, greedy_schedule, least_kept, lowered
 from loadmaster.models.graph.orders import COMPACT, Order, orders
-from loadmaster.models.graph.plan import GraphPlan, Infeasibility
+from loadmaster.models.graph.plan import GraphInfeasibility, GraphPlan
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import largest_at, over_time, peak_bytes
@@ -93,7 +93,7 @@ class _Found:
     program: Program
     schedule: Schedule
     hot_rows: int
-    verdict: Check
+    verdict: GraphCheck
 
 
 class _Run:
@@ -276,13 +276,13 @@ class _Run:
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self.bound)
 
-    def _lacking(self) -> Infeasibility:
+    def _lacking(self) -> GraphInfeasibility:
         """State the smallest budget that works, of all that was tried."""
         assert self.smallest is not None, "schedules by rule were tried"
         peak, program, schedule = self.smallest
         at = int(over_time(self.problem, program, schedule).argmax())
         largest = tuple(largest_at(self.problem, program, schedule, at, _BLOCKERS))
-        return Infeasibility(peak, peak - self.budget_bytes, kernel_words(program, schedule, at), largest)
+        return GraphInfeasibility(peak, peak - self.budget_bytes, kernel_words(program, schedule, at), largest)
 
     def _plan(self, found: _Found, stopped_by: str) -> GraphPlan:
         return GraphPlan(

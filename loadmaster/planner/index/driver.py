@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import CheckFailedError, LimitReachedError
 from loadmaster.models.index.changes import changes
-from loadmaster.models.index.checker import Check, check
+from loadmaster.models.index.checker import IndexCheck, check
 from loadmaster.models.index.formulation import Formulated, formulate
 from loadmaster.models.index.limits import lacking, least_us
 from loadmaster.models.index.plan import Choice, IndexPlan
@@ -48,7 +48,7 @@ class _Found:
     """Choices that hold, and their verdict."""
 
     choices: tuple[Choice, ...]
-    verdict: Check
+    verdict: IndexCheck
 
     @property
     def rank(self) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from loadmaster.models.memory import checkmate, chen, gist, plain, relaxation, u
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.groups import groups_by_mass
 from loadmaster.models.memory.minimum import minimum_budget
-from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
+from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
@@ -331,5 +331,5 @@ def _infeasible(search: Search) -> MemoryPlan:
         **search.effort.envelope(problem, "proof"),
         budget_bytes=search.budget_bytes,
         unconstrained=search.unconstrained,
-        infeasibility=Infeasibility(needed, needed - search.budget_bytes, where, floor.blockers, planned),
+        infeasibility=MemoryInfeasibility(needed, needed - search.budget_bytes, where, floor.blockers, planned),
     )

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.completion import Decisions, complete
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -76,7 +76,9 @@ class Refinement:
         return True
 
 
-def bytes_of_stages(problem: MemoryProblem, verdict: Check, schedule: Schedule, decisions: Decisions) -> dict[int, int]:
+def bytes_of_stages(
+    problem: MemoryProblem, verdict: MemoryCheck, schedule: Schedule, decisions: Decisions
+) -> dict[int, int]:
     """Bytes of each stage, with the backward implementation that was decided where the schedule has a slower one."""
     taken: dict[int, int] = {}
     for e in verdict.events:

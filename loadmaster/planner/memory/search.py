@@ -16,7 +16,7 @@ from typing import TypeVar
 from loadmaster.errors import CheckFailedError
 from loadmaster.models.memory import relaxation
 from loadmaster.models.memory.banded_points import Banded
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -71,8 +71,8 @@ class Search:
     budget_bytes: int
     effort: Effort
     best: Schedule | None = None
-    verdict: Check | None = None
-    nearest: tuple[Schedule, Check] | None = None
+    verdict: MemoryCheck | None = None
+    nearest: tuple[Schedule, MemoryCheck] | None = None
     method: str = ""
     bound: float | None = None
     infeasible: bool = False
@@ -195,7 +195,7 @@ class Search:
 
     def solve_restriction(
         self, restriction: Banded, program: Program, phase: str, limit_s: float, seed: int
-    ) -> tuple[SolverStatus, Check | None]:
+    ) -> tuple[SolverStatus, MemoryCheck | None]:
         """Solve a restriction, or a part of it, and take its plan if it is better.
 
         Args:
@@ -243,7 +243,7 @@ class Search:
         """True if any plan may be looked for by its bytes: none is in hand, and nothing travels to the host."""
         return self.best is None and not self.problem.may_offload
 
-    def take(self, restriction: Banded, values: FloatArray) -> Check:
+    def take(self, restriction: Banded, values: FloatArray) -> MemoryCheck:
         """Take the plan of a restriction's point if it is better; return the verdict on it."""
         began, decisions = time.monotonic(), restriction.decisions(values)
         verdict = self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
@@ -266,7 +266,7 @@ class Search:
             self.say(f"plans, {slots.count} slots", "no time left to write it")
             return None
 
-    def adopt(self, schedule: Schedule, method: str) -> Check:
+    def adopt(self, schedule: Schedule, method: str) -> MemoryCheck:
         """Check a schedule and take it if it holds the budget and is better; return the verdict."""
         with self.effort.on_clock("check"):
             verdict = check(self.problem, schedule, self.budget_bytes)
@@ -296,7 +296,7 @@ class Search:
         else:
             self.effort.hold(in_hand)
 
-    def _keep(self, schedule: Schedule, verdict: Check, method: str) -> None:
+    def _keep(self, schedule: Schedule, verdict: MemoryCheck, method: str) -> None:
         """Take a schedule that passed its check if it is better."""
         if self.verdict is not None and verdict.objective >= self.verdict.objective:
             return

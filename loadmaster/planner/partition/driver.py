@@ -20,10 +20,10 @@ import numpy as np
 
 from loadmaster.errors import LimitReachedError
 from loadmaster.models.partition import transport
-from loadmaster.models.partition.checker import Check, Rules, check
+from loadmaster.models.partition.checker import PartitionCheck, Rules, check
 from loadmaster.models.partition.choices import Choices, coarsened
 from loadmaster.models.partition.moments import Memory, Moment, in_units
-from loadmaster.models.partition.plan import Infeasibility, PartitionPlan, Splits
+from loadmaster.models.partition.plan import PartitionInfeasibility, PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import CLOSE, GOING_ON, Effort
@@ -74,7 +74,7 @@ class _Run:
             self.moments = self.memory.moments(int(self.memory.whole_bytes.argmax()))
         self.bound: float | None = None
         self.best: tuple[float, Splits] | None = None
-        self.verdict: Check | None = None
+        self.verdict: PartitionCheck | None = None
         # The least budget that any assignment that was tried keeps; what every plan needs.
         self.works_bytes: int | None = None
         self.needed_bytes = int(self.memory.least_bytes.max())
@@ -109,7 +109,7 @@ class _Run:
         """Return whether every plan needs more than the budget."""
         return self.needed_bytes > self.budget_bytes
 
-    def _lacking(self) -> Infeasibility:
+    def _lacking(self) -> PartitionInfeasibility:
         n = int(self.memory.least_bytes.argmax())
         held = [moment.shares for moment in self.memory.moments(n)]
         shares = max(held, key=lambda of: sum(float(sizes.min()) for sizes in of.values()))
@@ -117,7 +117,7 @@ class _Run:
         names = tuple(self.problem.tensors[self.choices.variables[v].members[0]].name for v in largest)
         where = f"operator {n} ({self.problem.operators[n].words})"
         short_bytes = self.needed_bytes - self.budget_bytes
-        return Infeasibility(self.needed_bytes, short_bytes, where, names, self.works_bytes)
+        return PartitionInfeasibility(self.needed_bytes, short_bytes, where, names, self.works_bytes)
 
     def _by_method(self, method: str) -> None:
         with self.effort.on_clock("solve"):
@@ -330,7 +330,7 @@ class _Run:
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best[0], self.bound_of_all)
 
-    def _plan(self, splits: Splits, verdict: Check, stopped_by: str) -> PartitionPlan:
+    def _plan(self, splits: Splits, verdict: PartitionCheck, stopped_by: str) -> PartitionPlan:
         return PartitionPlan(
             **self.effort.envelope(self.problem, stopped_by, verdict, self.bound_of_all),
             budget_bytes=self.budget_bytes,

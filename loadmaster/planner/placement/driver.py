@@ -12,9 +12,9 @@ from loadmaster.errors import CheckFailedError, LimitReachedError
 from loadmaster.models.placement import room, timed
 from loadmaster.models.placement import slots as slots_of
 from loadmaster.models.placement.accesses import Accesses
-from loadmaster.models.placement.checker import Check, check
+from loadmaster.models.placement.checker import PlacementCheck, check
 from loadmaster.models.placement.limits import least_bytes, peak_bytes
-from loadmaster.models.placement.plan import Infeasibility, Moves, PlacementPlan
+from loadmaster.models.placement.plan import Moves, PlacementInfeasibility, PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import GOING_ON, Effort, proved, unit_of
@@ -138,7 +138,7 @@ class _Run:
         exact = self._kept(works)
         if exact is not None and self._kept(exact) is not None:
             works = exact
-        lacking = Infeasibility(works, works - self.budget_bytes, where)
+        lacking = PlacementInfeasibility(works, works - self.budget_bytes, where)
         envelope, us = self.effort.envelope(self.problem, "proof"), self.problem.compute_us
         return PlacementPlan(**envelope, budget_bytes=self.budget_bytes, compute_us=us, infeasibility=lacking)
 
@@ -255,7 +255,7 @@ class _Run:
             raise CheckFailedError(f"a plan of {name} fails its check: {first}. Please report it.")
         return self._plan(moves, verdict, GOING_ON)
 
-    def _plan(self, moves: Moves, verdict: Check, stopped_by: str) -> PlacementPlan:
+    def _plan(self, moves: Moves, verdict: PlacementCheck, stopped_by: str) -> PlacementPlan:
         return PlacementPlan(
             **self.effort.envelope(self.problem, stopped_by, verdict, self.bound),
             budget_bytes=self.budget_bytes,

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadmaster.errors import CheckFailedError
 from loadmaster.models.placement.accesses import Accesses
-from loadmaster.models.placement.checker import Check, check
+from loadmaster.models.placement.checker import PlacementCheck, check
 from loadmaster.models.placement.plan import Moves
 from loadmaster.models.placement.replay import Timeline
 from loadmaster.planner.placement.evictions import Evictions, TiersFullError
@@ -39,7 +39,7 @@ class Found:
 
     evictions: Evictions
     moves: Moves
-    check: Check
+    check: PlacementCheck
 
     @property
     def step_us(self) -> float:

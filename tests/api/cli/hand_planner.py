@@ -14,7 +14,7 @@ from loadmaster.api.planning import Request
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
 from loadmaster.models.kinds import read_problem, write_plan
-from loadmaster.models.memory.plan import Blocker, Infeasibility
+from loadmaster.models.memory.plan import Blocker, MemoryInfeasibility
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
 
@@ -47,7 +47,7 @@ class HandPlanner:
         on_progress(PlanProgress(0.0, "by hand", "thinking", 12_000.0, 9_000.0, 0.25, first))
         if asked.seed == 2:
             blocker = Blocker("forward 4", "block", MEGABYTE)
-            why = Infeasibility(budget_bytes + MEGABYTE, MEGABYTE, "backward 2 (block)", (blocker,))
+            why = MemoryInfeasibility(budget_bytes + MEGABYTE, MEGABYTE, "backward 2 (block)", (blocker,))
             return write_plan(no_plan(problem, budget_bytes, why))
         stopped_by = "time"
         if asked.seed == 1:

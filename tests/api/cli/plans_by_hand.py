@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadmaster.models.documents import Document
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.plan import Compute, Infeasibility, MemoryPlan, Schedule, Stage
+from loadmaster.models.memory.plan import Compute, MemoryInfeasibility, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 
@@ -51,7 +51,7 @@ def plan_by_hand(document: Document, budget_bytes: int, **changes: object) -> Me
     return MemoryPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
-def no_plan(document: Document, budget_bytes: int, infeasibility: Infeasibility) -> MemoryPlan:
+def no_plan(document: Document, budget_bytes: int, infeasibility: MemoryInfeasibility) -> MemoryPlan:
     """The answer for a budget that is too small."""
     nothing = {"objective": None, "bound": None, "gap": None, "overhead_gap": None, "schedule": None, "check": {}}
     return plan_by_hand(document, budget_bytes, status="infeasible", infeasibility=infeasibility, **nothing)

@@ -15,7 +15,7 @@ from loadmaster.api.cli import app
 from loadmaster.errors import InputError
 from loadmaster.models.collective.taccl.sketch_files import published_sketch
 from loadmaster.models.kinds import read_problem, write_plan, write_problem
-from loadmaster.models.memory.plan import Blocker, Infeasibility
+from loadmaster.models.memory.plan import Blocker, MemoryInfeasibility
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.topologies.profiles import published_profile
 from tests.api.cli.mutants import mutant
@@ -30,7 +30,7 @@ LONGEST_MESSAGE = 700
 
 def memory_pairs() -> list[tuple[Document, Document]]:
     document = chain(4, MEGABYTE)
-    why = Infeasibility(1000, 995, "forward 1 (block)", (Blocker("forward 0", "block", 500),))
+    why = MemoryInfeasibility(1000, 995, "forward 1 (block)", (Blocker("forward 0", "block", 500),))
     return [
         (document, write_plan(plan_by_hand(document, 8 * MEGABYTE))),
         (document, write_plan(no_plan(document, 5, why))),

@@ -16,7 +16,7 @@ from loadmaster.api.report.frontier import frontier_page
 from loadmaster.api.report.memory.views import frontier_extras
 from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.documents import read_problem
-from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
+from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain, reference
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.options import PlanOptions
@@ -80,7 +80,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def answer(budget_bytes: int, times: float = 1.0) -> MemoryPlan:
         if budget_bytes < 3 * MEGABYTE:
             short = 3 * MEGABYTE - budget_bytes
-            return no_plan(chain(6, MEGABYTE), budget_bytes, Infeasibility(3 * MEGABYTE, short, "backward 2", ()))
+            return no_plan(chain(6, MEGABYTE), budget_bytes, MemoryInfeasibility(3 * MEGABYTE, short, "backward 2", ()))
         return plan_by_hand(
             chain(6, MEGABYTE), budget_bytes, objective=times * 4e10 / budget_bytes, bound=3.6e10 / budget_bytes
         )

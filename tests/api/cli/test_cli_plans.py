@@ -17,7 +17,7 @@ from loadmaster import planner
 from loadmaster.api.cli import app
 from loadmaster.errors import LimitReachedError
 from loadmaster.models.kinds import read_plan, read_problem, write_plan
-from loadmaster.models.memory.plan import Blocker, Infeasibility, MemoryPlan
+from loadmaster.models.memory.plan import Blocker, MemoryInfeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.options import PlanOptions, PlanProgress
@@ -160,7 +160,9 @@ def test_a_share_of_the_peak_as_budget(problem: Path, use: Any) -> None:
 def test_infeasible_is_three_and_says_what_to_relax(
     problem: Path, tmp_path: Path, use: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why = Infeasibility(3 * MEGABYTE, 2 * MEGABYTE, "backward 2 (block)", (Blocker("forward 4", "block", MEGABYTE),))
+    why = MemoryInfeasibility(
+        3 * MEGABYTE, 2 * MEGABYTE, "backward 2 (block)", (Blocker("forward 4", "block", MEGABYTE),)
+    )
     use(lambda problem, cancelled: no_plan(chain(6, MEGABYTE), MEGABYTE, why))
     output = tmp_path / "plan.json"
     assert run("plan", problem, "--budget", "1MB", "-o", output) == 3
@@ -367,7 +369,9 @@ def test_show_json(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_show_an_infeasible_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    why = Infeasibility(3 * MEGABYTE, 2 * MEGABYTE, "backward 2 (block)", (Blocker("forward 4", "block", MEGABYTE),))
+    why = MemoryInfeasibility(
+        3 * MEGABYTE, 2 * MEGABYTE, "backward 2 (block)", (Blocker("forward 4", "block", MEGABYTE),)
+    )
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(write_plan(no_plan(chain(6, MEGABYTE), MEGABYTE, why))))
     assert run("show", path) == 0

@@ -16,7 +16,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.index import FragmentedLog, GappedArray, HashTable, SortedArray, Tuned, tune
 from loadmaster.executor.index.measuring import Measured
 from loadmaster.models.index.configuration import Configuration
-from loadmaster.models.index.plan import Choice, IndexPlan, Infeasibility
+from loadmaster.models.index.plan import Choice, IndexInfeasibility, IndexPlan
 from loadmaster.models.index.problem import Cost, Figure, Host, IndexProblem, Operations, Shard
 from loadmaster.models.index.trace import INSERT, LOOKUP, Trace
 
@@ -95,7 +95,7 @@ def by_brute_force(problem: IndexProblem, budget_bytes: int) -> IndexPlan:
         for s in shards:
             least[problem.shards[s].host] += min(size for _, size in of[s].values())
         worst = int(np.argmax(least))
-        why = Infeasibility(least[worst], least[worst] - budget_bytes, problem.hosts[worst].name)
+        why = IndexInfeasibility(least[worst], least[worst] - budget_bytes, problem.hosts[worst].name)
         return IndexPlan(status="infeasible", infeasibility=why, **plain, **more)  # type: ignore[arg-type]
     choices = tuple(Choice(c, of[s][c][0] / 1e3, of[s][c][1]) for s, c in enumerate(best[1]))
     return IndexPlan(status="optimal", objective=best[0] / 1e3, choices=choices, **plain, **more)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
+from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 from tests.executor.memory import schedules
 
@@ -29,7 +29,7 @@ class HandPlanner:
                 return replace(plan, objective=verdict.time_us, check=verdict.summary())
             peaks.append(verdict.peak_bytes)
         least = min(peaks)
-        found = Infeasibility(least, least - problem.budget_bytes, "the middle", ())
+        found = MemoryInfeasibility(least, least - problem.budget_bytes, "the middle", ())
         empty = asdict(schedules.plan(problem, by_hand, problem.budget_bytes))
         return MemoryPlan(**(empty | {"status": "infeasible", "schedule": None, "infeasibility": found}))
 

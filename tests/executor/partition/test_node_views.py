@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.partition.on_shares import on_share
-from loadmaster.models.partition.views import Cut, View
+from loadmaster.models.partition.views import Cut, ShapeView
 
 
-def chain(rng: random.Random) -> tuple[Tensor, Tensor, View]:
+def chain(rng: random.Random) -> tuple[Tensor, Tensor, ShapeView]:
     """A tensor, a view of it, and what is known of that."""
     shape = tuple(rng.choice((1, 2, 4, 6)) for _ in range(rng.randint(1, 4)))
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    seen, view = tensor, View(shape)
+    seen, view = tensor, ShapeView(shape)
     for _ in range(rng.randint(1, 5)):
         rank, what = seen.dim(), rng.choice(("join", "part", "order", "slice", "spread", "one"))
-        made: View | None = view
+        made: ShapeView | None = view
         if what == "join" and rank > 1:
             d = rng.randrange(rank - 1)
             joined = (*seen.shape[:d], seen.shape[d] * seen.shape[d + 1], *seen.shape[d + 2 :])

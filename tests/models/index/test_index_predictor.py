@@ -14,7 +14,7 @@ from loadmaster.models.canonical import canonical_json
 from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray, HashTable, SortedArray
 from loadmaster.models.index.features import Features
 from loadmaster.models.index.predictor import (
-    Row,
+    MeasuredRow,
     fit,
     predict,
     read_coefficients,
@@ -33,7 +33,7 @@ def rule(features: Features, log: FragmentedLog) -> float:
     return 20.0 * features.keys**0.2 * features.local_keys**-0.3 * log.fragment_keys**0.25
 
 
-def rows(noise: float, count: int = 60, seed: int = 0) -> list[Row]:
+def rows(noise: float, count: int = 60, seed: int = 0) -> list[MeasuredRow]:
     draw = random.Random(seed)
     found = []
     for trace in range(count):
@@ -43,7 +43,7 @@ def rows(noise: float, count: int = 60, seed: int = 0) -> list[Row]:
         for fragment in (16, 64, 256):
             log = FragmentedLog(fragment, 256, 16)
             read = rule(features, log) * math.exp(draw.gauss(0, noise))
-            found.append(Row(f"t{trace}", features, log, read, 2 * read, 24.0, 30.0))
+            found.append(MeasuredRow(f"t{trace}", features, log, read, 2 * read, 24.0, 30.0))
     return found
 
 
@@ -125,7 +125,7 @@ def test_a_hash_table_is_as_large_as_its_places(loaded: int, inserted: int) -> N
         draw = random.Random(n)
         features = replace(EASY, keys=draw.randrange(100, 100_000), inserts=float(draw.randrange(200_000)))
         key_bytes = bytes_of(features) / (features.keys + features.inserts)
-        seen.append(Row(f"t{n}", features, HashTable(), 20.0, 80.0, key_bytes, 20.0))
+        seen.append(MeasuredRow(f"t{n}", features, HashTable(), 20.0, 80.0, key_bytes, 20.0))
     unseen = replace(EASY, keys=loaded, inserts=float(inserted))
     peak = predict(unseen, HashTable(), fit(seen, "places")).peak_bytes
     assert peak.expected == pytest.approx(bytes_of(unseen), rel=0.03)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.memory import chen, choices, gist, minimum, plain
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.dead_code import without_dead_code
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import Compute, Schedule
@@ -24,7 +24,7 @@ PLENTY = 10**15
 GIB = 1 << 30
 
 
-def replayed(problem: MemoryProblem, schedule: Schedule) -> Check:
+def replayed(problem: MemoryProblem, schedule: Schedule) -> MemoryCheck:
     verdict = check(problem, schedule, PLENTY)
     assert verdict.violations == ()
     return verdict

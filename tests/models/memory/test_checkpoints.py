@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.memory import baselines, plain
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.checkpoints import at_narrow_places, formulate
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
@@ -19,7 +19,7 @@ from tests.models.memory.instances import loops, random_problem
 PLENTY = 10**15
 
 
-def replayed(problem: MemoryProblem, segment: np.ndarray, again: int) -> Check:
+def replayed(problem: MemoryProblem, segment: np.ndarray, again: int) -> MemoryCheck:
     ways = baselines.fastest_backward(problem)
     return check(problem, formulate(problem, PLENTY, ways, segment, again), PLENTY)
 

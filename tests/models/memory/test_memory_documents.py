@@ -19,7 +19,7 @@ from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
-from loadmaster.models.memory.plan import Blocker, Compute, Fetch, Infeasibility, MemoryPlan, Schedule, Stage
+from loadmaster.models.memory.plan import Blocker, Compute, Fetch, MemoryInfeasibility, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.presets import example, example_names
 from loadmaster.models.memory.problem import MemoryProblem
 from tests.models.memory.instances import random_problem
@@ -268,7 +268,7 @@ def a_plan(problem: MemoryProblem, schedule: Schedule | None) -> MemoryPlan:
         solver={"name": "none", "nodes": 0},
         check=verdict,
         schedule=schedule,
-        infeasibility=Infeasibility(200, 10, "forward 1 (relu)", (Blocker("forward 0", "conv", 64),))
+        infeasibility=MemoryInfeasibility(200, 10, "forward 1 (relu)", (Blocker("forward 0", "conv", 64),))
         if schedule is None
         else None,
     )

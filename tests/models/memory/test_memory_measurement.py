@@ -19,7 +19,7 @@ from loadmaster.models.memory.measurement import (
     read_measurement,
     write_measurement,
 )
-from loadmaster.models.memory.plan import Infeasibility, Stage
+from loadmaster.models.memory.plan import MemoryInfeasibility, Stage
 from loadmaster.models.memory.presets import chain
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
 
@@ -47,7 +47,7 @@ def test_equal_schedules_are_one_step_and_others_are_not() -> None:
         read_measurement(found, replace(PLAN, schedule=other))
     with pytest.raises(InputError, match="schedule_sha256"):
         found = document(problem_sha256=PLAN.problem_sha256)
-        read_measurement(found, no_plan(chain(4, MEGABYTE), 1, Infeasibility(2, 1, "backward 1", ())))
+        read_measurement(found, no_plan(chain(4, MEGABYTE), 1, MemoryInfeasibility(2, 1, "backward 1", ())))
 
 
 @given(sizes=st.lists(st.integers(0, 1 << 40), min_size=2, max_size=400), copies=st.integers(1, 120))

@@ -6,7 +6,7 @@ import pytest
 
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.verdict import PLANNED, Check, Copy, Event, planned_events
+from loadmaster.models.memory.verdict import PLANNED, Copy, Event, MemoryCheck, planned_events
 from tests.models.memory.instances import random_problem
 
 
@@ -29,7 +29,7 @@ def test_waiting_and_copies_have_their_slices() -> None:
     """By hand: forward 0 takes 5 us and is sent until 9; the backward pass waits for that, and fetches it again."""
     replay = (Event(0, "forward", 0, "linear", 0.0, 5.0, 40), Event(1, "backward", 1, "linear", 9.0, 6.0, 50))
     copies = (Copy(0, "to_host", 5.0, 4.0, 32), Copy(0, "from_host", 9.0, 3.0, 32))
-    verdict = Check(True, (), 50, "", 15.0, 15.0, 5.0, 0.0, 6.0, 4.0, 0, 32, replay, copies)
+    verdict = MemoryCheck(True, (), 50, "", 15.0, 15.0, 5.0, 0.0, 6.0, 4.0, 0, 32, replay, copies)
     slices = {(e["tid"], e["ts"]): (e["name"], e["dur"]) for e in planned_events("s", verdict, 60) if e["ph"] == "X"}
     assert slices == {
         (1, 0.0): ("linear", 5.0),

@@ -7,7 +7,7 @@ import pytest
 from loadmaster.errors import InputError
 from loadmaster.models.partition.problem import Strategy
 from loadmaster.models.partition.tdl.aten import RULES, formula_of
-from loadmaster.models.partition.tdl.calls import Call
+from loadmaster.models.partition.tdl.calls import TdlCall
 from loadmaster.models.partition.tdl.formula import Formula
 
 
@@ -50,6 +50,6 @@ def test_shapes_that_are_not_the_formulas_are_refused() -> None:
 
 
 def test_a_call_that_no_rule_expects_has_no_formula() -> None:
-    assert formula_of(Call("mm", (), (), {})) is None or formula_of(Call("unheard_of", (), (), {})) is None
-    assert formula_of(Call("stack", (("tensors", (2, 3)),), ((1, 2, 3),), {})) is None
+    assert formula_of(TdlCall("mm", (), (), {})) is None or formula_of(TdlCall("unheard_of", (), (), {})) is None
+    assert formula_of(TdlCall("stack", (("tensors", (2, 3)),), ((1, 2, 3),), {})) is None
     assert len(RULES) > 150

@@ -8,7 +8,7 @@ import pytest
 
 from loadmaster.errors import InputError
 from loadmaster.models.partition import documents
-from loadmaster.models.partition.checker import Check, check
+from loadmaster.models.partition.checker import PartitionCheck, check
 from loadmaster.models.partition.limits import least_bytes, spread, summary, whole_bytes
 from loadmaster.models.partition.plan import Redistribution, Splits
 from loadmaster.models.partition.problem import PartitionProblem
@@ -86,7 +86,7 @@ def test_what_does_not_hold_is_said(splits: Splits, words: str) -> None:
     assert _said(check(two_products(2), splits, PLENTY), words)
 
 
-def _said(verdict: Check, words: str) -> bool:
+def _said(verdict: PartitionCheck, words: str) -> bool:
     import re
 
     return not verdict.ok and any(re.search(words, violation) for violation in verdict.violations)

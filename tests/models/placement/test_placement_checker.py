@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.models.placement.checker import Check, check, check_plan
-from loadmaster.models.placement.plan import Absence, Infeasibility, Moves, Store
+from loadmaster.models.placement.checker import PlacementCheck, check, check_plan
+from loadmaster.models.placement.plan import Absence, Moves, PlacementInfeasibility, Store
 from loadmaster.models.placement.problem import PlacementProblem, Tier
 from tests.models.placement.tiny import HOST, KB, plan_of, trace
 
@@ -27,7 +27,7 @@ def refused(problem: PlacementProblem, moves: Moves, budget_bytes: int = 1 << 40
     return "\n".join(found.violations)
 
 
-def held(problem: PlacementProblem, moves: Moves, budget_bytes: int) -> Check:
+def held(problem: PlacementProblem, moves: Moves, budget_bytes: int) -> PlacementCheck:
     found = check(problem, moves, budget_bytes)
     assert found.violations == ()
     return found
@@ -222,7 +222,9 @@ def test_a_plan_is_of_its_problem_and_has_moves() -> None:
     with pytest.raises(InputError) as caught:
         check_plan(SHARED, plan)
     assert caught.value.field == "problem_sha256"
-    none = replace(plan, status="infeasible", objective=None, moves=None, infeasibility=Infeasibility(1, 1, "there"))
+    none = replace(
+        plan, status="infeasible", objective=None, moves=None, infeasibility=PlacementInfeasibility(1, 1, "there")
+    )
     with pytest.raises(InputError) as caught:
         check_plan(TWO, none)
     assert caught.value.field == "status"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from loadmaster.errors import InputError
 from loadmaster.models.placement.documents import read_plan, read_problem, write_plan, write_problem
-from loadmaster.models.placement.plan import Absence, Infeasibility, Moves, Store
+from loadmaster.models.placement.plan import Absence, Moves, PlacementInfeasibility, Store
 from loadmaster.models.placement.problem import PlacementProblem
 from tests.models.placement.tiny import KB, plan_of, problems, trace
 
@@ -138,7 +138,7 @@ def test_plans_come_back() -> None:
     typed = read_plan(PLAN)
     assert typed.moves == Moves((Store(0, 0, 1),), (Absence(0, 0, 1, 2),))
     nothing = {"status": "infeasible", "objective": None, "bound": None, "gap": None, "moves": None}
-    none = replace(typed, infeasibility=Infeasibility(4, 1, "operator 0"), **nothing)  # type: ignore[arg-type]
+    none = replace(typed, infeasibility=PlacementInfeasibility(4, 1, "operator 0"), **nothing)  # type: ignore[arg-type]
     assert read_plan(json.loads(json.dumps(write_plan(none)))) == none
 
 

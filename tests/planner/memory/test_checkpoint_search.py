@@ -7,7 +7,7 @@ import pytest
 
 from loadmaster.models.hardware import hardware
 from loadmaster.models.memory import baselines
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.checkpoints import formulate
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.minimum import minimum_budget
@@ -29,7 +29,7 @@ def searched(problem: MemoryProblem, budget_bytes: int) -> Search:
     return search
 
 
-def by_hand(problem: MemoryProblem, segment: IntArray, again: int) -> Check:
+def by_hand(problem: MemoryProblem, segment: IntArray, again: int) -> MemoryCheck:
     ways = baselines.fastest_backward(problem)
     plenty = 1 << 60
     return check(problem, formulate(problem, plenty, ways, segment, again), plenty)

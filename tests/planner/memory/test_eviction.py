@@ -9,7 +9,7 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.models.memory import plain, unconstrained
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.minimum import minimum_budget
@@ -25,7 +25,7 @@ from tests.models.memory.brute_force import best_objective
 from tests.models.memory.instances import budgets, random_problem, seeds
 
 
-def verdicts(problem: MemoryProblem, budget: int) -> Iterator[Check]:
+def verdicts(problem: MemoryProblem, budget: int) -> Iterator[MemoryCheck]:
     eviction = Eviction(problem)
     for ways, weights in itertools.product(eviction.ways(), WEIGHTS):
         decisions = eviction.decide(budget, ways, weights, lambda: False)
@@ -97,7 +97,7 @@ def test_the_first_way_to_evict_has_more_time_than_all() -> None:
     assert search.method == "eviction" and search.verdict is not None and search.verdict.ok
 
 
-def nothing_kept(problem: MemoryProblem, budget: int) -> Check:
+def nothing_kept(problem: MemoryProblem, budget: int) -> MemoryCheck:
     decisions = Eviction(problem).nothing_kept(lambda: False)
     assert decisions is not None
     return check(problem, complete(problem, budget, decisions), budget)

@@ -9,12 +9,12 @@ from dataclasses import replace
 from html import escape
 
 from loadmaster.api.report.chart import LogChart, RowChart, decades
-from loadmaster.api.report.collective.timeline import Row, owner_word, timeline
-from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.collective.timeline import TimelineRow, owner_word, timeline
+from loadmaster.api.report.collective.view import CollectiveView
 from loadmaster.api.report.collective.words import show_ns
 from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.models.collective.plan import Algorithm
-from loadmaster.models.collective.verdict import Check
+from loadmaster.models.collective.verdict import CollectiveCheck
 from loadmaster.models.units import show_bytes, show_share
 
 # A legend of more colours than this does not help.
@@ -24,16 +24,16 @@ LARGEST_CHARTS = 6
 _LARGEST_CHARTS_IN_PNG = 2
 
 
-def png(view: View) -> bytes:
+def png(view: CollectiveView) -> bytes:
     """A feasible plan as a PNG."""
     return png_bytes(view.problem.title or view.problem.name, pictures(view, _LARGEST_CHARTS_IN_PNG))
 
 
-def pictures(view: View, most_charts: int = LARGEST_CHARTS) -> list[Picture]:
+def pictures(view: CollectiveView, most_charts: int = LARGEST_CHARTS) -> list[Picture]:
     """All pictures of a feasible plan; the colours of ranks are explained below the last."""
     problem, plan = view.problem, view.plan
     found = [curve(plan.algorithms)] if len(plan.algorithms) > 1 else []
-    drawn: list[Row] = []
+    drawn: list[TimelineRow] = []
     for algorithm, check in telling(list(zip(plan.algorithms, view.check.algorithms, strict=True)), most_charts):
         rows = timeline(problem, algorithm, check)
         found.append(who_sends_when(algorithm, rows, check, problem.topology.rank_count))
@@ -54,7 +54,7 @@ def size_ticks(sizes: Sequence[int]) -> list[int]:
     return sorted({*sizes[::step], sizes[-1]})
 
 
-def telling(shown: Sequence[tuple[Algorithm, Check]], most: int) -> list[tuple[Algorithm, Check]]:
+def telling(shown: Sequence[tuple[Algorithm, CollectiveCheck]], most: int) -> list[tuple[Algorithm, CollectiveCheck]]:
     """Select at most ``most`` of the algorithms, from the smallest to the largest."""
     if len(shown) <= most:
         return list(shown)
@@ -91,7 +91,9 @@ def curve(algorithms: Sequence[Algorithm]) -> Picture:
     )
 
 
-def who_sends_when(algorithm: Algorithm, rows: Sequence[Row], check: Check, rank_count: int) -> Picture:
+def who_sends_when(
+    algorithm: Algorithm, rows: Sequence[TimelineRow], check: CollectiveCheck, rank_count: int
+) -> Picture:
     """A row of bars for each row of the timeline."""
     longest = max((len(row.label) for row in rows), default=0)
     height = 18 if len(rows) <= 32 else 14
@@ -115,7 +117,7 @@ def who_sends_when(algorithm: Algorithm, rows: Sequence[Row], check: Check, rank
     )
 
 
-def _caption(rows: Sequence[Row], check: Check) -> str:
+def _caption(rows: Sequence[TimelineRow], check: CollectiveCheck) -> str:
     """The caption that says how to read the rows of an algorithm."""
     if any(bar.arrives_ns is None for row in rows for bar in row.bars):
         how = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy. "
@@ -126,7 +128,7 @@ def _caption(rows: Sequence[Row], check: Check) -> str:
     return f"{len(check.journeys)} sends. {how}"
 
 
-def _legend(rows: Sequence[Row], rank_count: int, word: str) -> list[tuple[str, str]]:
+def _legend(rows: Sequence[TimelineRow], rank_count: int, word: str) -> list[tuple[str, str]]:
     """The ranks, or parts, whose colours are in the charts, or some of them."""
     owners = sorted({bar.owner for row in rows for bar in row.bars})
     chosen = owners[:: max(1, math.ceil(len(owners) / LARGEST_LEGEND))]

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from loadmaster.api.report.collective.bandwidth import bus_gbps
 from loadmaster.api.report.collective.pictures import pictures
-from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.collective.view import CollectiveView
 from loadmaster.api.report.collective.words import show_gbps, show_ns
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.words import checker_fact, counted
 from loadmaster.models.units import show_bytes, show_share
 
 
-def plan_page(view: View) -> str:
+def plan_page(view: CollectiveView) -> str:
     """The report of a feasible plan."""
     return page(view.plan.name, view.problem.title or view.problem.name, sections(view))
 
 
-def sections(view: View) -> list[str]:
+def sections(view: CollectiveView) -> list[str]:
     """The sections of the report as HTML, for other pages too."""
     return [_facts(view), "<h2>Algorithms by size</h2>", _table(view), *map(shown, pictures(view))]
 
 
-def _facts(view: View) -> str:
+def _facts(view: CollectiveView) -> str:
     topology, plan = view.problem.topology, view.plan
     best = max(plan.algorithms, key=lambda a: bus_gbps(view.problem, a) or 0.0)
     highest = bus_gbps(view.problem, best)
@@ -43,7 +43,7 @@ def _facts(view: View) -> str:
     return facts(rows)
 
 
-def _table(view: View) -> str:
+def _table(view: CollectiveView) -> str:
     header = ["size", "from", "chunks", "form", "time", "bound", "gap", "bound by", "any chunks", "bus GB/s", "method"]
     rows = []
     for a in view.plan.algorithms:

@@ -19,7 +19,7 @@ from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.verdict import Check, Journey
+from loadmaster.models.collective.verdict import CollectiveCheck, Journey
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.models.units import show_bytes
 
@@ -55,14 +55,14 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """Bars by time, without overlap."""
 
     label: str
     bars: tuple[Bar, ...]
 
 
-def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> tuple[Row, ...]:
+def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: CollectiveCheck) -> tuple[TimelineRow, ...]:
     """The rows of one algorithm, resources in the topology's order."""
     # What the sketch has left: links and resources of the replay.
     topology = check.topology
@@ -73,7 +73,7 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
     order = sorted(held, key=lambda resource: places[resource])
     if len(held) <= LARGEST_ROWS:
         return tuple(
-            Row(_short(topology.resources[resource]), tuple(_bar(j, chunks, owners) for j in held[resource]))
+            TimelineRow(_short(topology.resources[resource]), tuple(_bar(j, chunks, owners) for j in held[resource]))
             for resource in order
         )
     groups: dict[str, list[Sequence[Journey]]] = defaultdict(list)
@@ -82,7 +82,7 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
         groups[labels[resource]].append(held[resource])
     word = owner_word(problem, algorithm)
     return tuple(
-        Row(f"{_short(label)} ({len(members)})", _slices(members, owners, word, check.time_ns))
+        TimelineRow(f"{_short(label)} ({len(members)})", _slices(members, owners, word, check.time_ns))
         for label, members in groups.items()
     )
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from loadmaster.api.report.collective.timeline import describe
-from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.collective.view import CollectiveView
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.plan import Algorithm
-from loadmaster.models.collective.verdict import Check
+from loadmaster.models.collective.verdict import CollectiveCheck
 from loadmaster.models.units import show_bytes
 
 
-def chrome_trace(view: View) -> dict[str, Any]:
+def chrome_trace(view: CollectiveView) -> dict[str, Any]:
     """The trace document: one event for every send, for as long as it holds its link."""
     events: list[dict[str, Any]] = []
     for process, (algorithm, check) in enumerate(zip(view.plan.algorithms, view.check.algorithms, strict=True)):
@@ -25,7 +25,9 @@ def chrome_trace(view: View) -> dict[str, Any]:
     }
 
 
-def _events(view: View, process: int, algorithm: Algorithm, check: Check) -> Iterator[dict[str, Any]]:
+def _events(
+    view: CollectiveView, process: int, algorithm: Algorithm, check: CollectiveCheck
+) -> Iterator[dict[str, Any]]:
     topology = check.topology
     chunks = chunks_of(view.problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
     title = f"{show_bytes(algorithm.size_bytes)}, {algorithm.chunk_count} chunks, {algorithm.form}"

@@ -11,7 +11,7 @@ from loadmaster.models.collective.problem import CollectiveProblem
 
 
 @dataclass(frozen=True)
-class View:
+class CollectiveView:
     """A plan and its replay: ``check.algorithms`` go with ``plan.algorithms``, one by one."""
 
     problem: CollectiveProblem
@@ -19,7 +19,7 @@ class View:
     check: PlanCheck
 
 
-def view(problem: CollectiveProblem, plan: CollectivePlan) -> View:
+def view(problem: CollectiveProblem, plan: CollectivePlan) -> CollectiveView:
     """Replay every algorithm of a plan.
 
     Raises:
@@ -27,4 +27,4 @@ def view(problem: CollectiveProblem, plan: CollectivePlan) -> View:
     """
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
-    return View(problem, plan, verdict)
+    return CollectiveView(problem, plan, verdict)

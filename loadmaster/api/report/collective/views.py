@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from loadmaster.api.report.collective.pictures import pictures, png
 from loadmaster.api.report.collective.plan_page import plan_page, sections
 from loadmaster.api.report.collective.trace import chrome_trace
-from loadmaster.api.report.collective.view import View, view
+from loadmaster.api.report.collective.view import CollectiveView, view
 from loadmaster.api.report.collective.words import details, infeasible, summary, verdict
 from loadmaster.api.report.views import html, trace
 from loadmaster.models.collective.exports.msccl import msccl_files
@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 
-def msccl(seen: View, instances: int) -> Mapping[str, bytes]:
+def msccl(seen: CollectiveView, instances: int) -> Mapping[str, bytes]:
     """Files of MSCCL XML by name."""
     return _encoded(msccl_files(seen.problem, seen.plan, instances))
 
 
-def mscclpp(seen: View, instances: int) -> Mapping[str, bytes]:
+def mscclpp(seen: CollectiveView, instances: int) -> Mapping[str, bytes]:
     """Files of MSCCL++ execution plans by name."""
     return _encoded(mscclpp_files(seen.problem, seen.plan, instances))
 

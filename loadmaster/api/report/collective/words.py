@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
-from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.collective.view import CollectiveView
 from loadmaster.api.report.words import check_row
 from loadmaster.models.collective.checker import PlanCheck
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
@@ -53,7 +53,7 @@ def verdict(plan: CollectivePlan, check: PlanCheck) -> str:
     return f"{len(check.algorithms)} algorithms, {sends} sends, {show_cost(check.objective, 'us')} together"
 
 
-def details(view: View) -> str:
+def details(view: CollectiveView) -> str:
     """A table of how busy each algorithm keeps its links, and of its bandwidth."""
     rows = []
     for algorithm, check in zip(view.plan.algorithms, view.check.algorithms, strict=True):

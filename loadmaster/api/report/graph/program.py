@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadmaster.api.report.graph.view import View
+from loadmaster.api.report.graph.view import GraphView
 from loadmaster.api.report.programs import mps_file
 from loadmaster.errors import InputError
 from loadmaster.models.graph.candidates import MOST, candidates
@@ -16,7 +16,7 @@ from loadmaster.models.graph.orders import orders
 __all__ = ["mps"]
 
 
-def mps(seen: View) -> bytes:
+def mps(seen: GraphView) -> bytes:
     """The program of all orders under the plan's budget, as far as its rows count memory.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadmaster.api.report.words import expect_held
-from loadmaster.models.graph.checker import Check, check_plan, kernel_words
+from loadmaster.models.graph.checker import GraphCheck, check_plan, kernel_words
 from loadmaster.models.graph.plan import GraphPlan, KernelCost
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
@@ -47,19 +47,19 @@ class KernelRow:
 
 
 @dataclass(frozen=True)
-class View:
+class GraphView:
     """A plan and its check, ready to draw."""
 
     problem: GraphProblem
     plan: GraphPlan
     program: Program
     schedule: Schedule
-    check: Check
+    check: GraphCheck
     values: tuple[ValueRow, ...]
     kernels: tuple[KernelRow, ...]
 
 
-def view(problem: GraphProblem, plan: GraphPlan) -> View:
+def view(problem: GraphProblem, plan: GraphPlan) -> GraphView:
     """Check a plan and join it with its problem.
 
     Raises:
@@ -73,7 +73,7 @@ def view(problem: GraphProblem, plan: GraphPlan) -> View:
         for n, (kernel, cost) in enumerate(zip(plan.schedule.kernels, verdict.kernels, strict=True))
     )
     values = tuple(_values(problem, plan.program, plan.schedule))
-    return View(problem, plan, plan.program, plan.schedule, verdict, values, kernels)
+    return GraphView(problem, plan, plan.program, plan.schedule, verdict, values, kernels)
 
 
 def _values(problem: GraphProblem, program: Program, schedule: Schedule) -> list[ValueRow]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.csv_text import csv_bytes
-from loadmaster.api.report.graph.view import View, view
+from loadmaster.api.report.graph.view import GraphView, view
 from loadmaster.api.report.graph.words import (
     KERNEL_HEADER,
     VALUE_HEADER,
@@ -41,7 +41,7 @@ __all__ = [
 _MOST_KERNELS = 40
 
 
-def plan_page(view: View) -> str:
+def plan_page(view: GraphView) -> str:
     """The report of a feasible plan."""
     problem = view.problem
     lead = (
@@ -51,7 +51,7 @@ def plan_page(view: View) -> str:
     return page(view.plan.name, lead, sections(view))
 
 
-def sections(view: View) -> list[str]:
+def sections(view: GraphView) -> list[str]:
     """The sections of the report as HTML, for other pages too."""
     return [
         _facts(view),
@@ -63,7 +63,7 @@ def sections(view: View) -> list[str]:
     ]
 
 
-def _facts(view: View) -> str:
+def _facts(view: GraphView) -> str:
     plan, check = view.plan, view.check
     return facts(
         plan_facts(
@@ -77,7 +77,7 @@ def _facts(view: View) -> str:
     )
 
 
-def pictures(view: View) -> list[Picture]:
+def pictures(view: GraphView) -> list[Picture]:
     """A bar for every kernel, in the order in which they run; and one for features that are on the host."""
     longest = sorted(view.kernels, key=lambda row: -row.cost.time_us)[:_MOST_KERNELS]
     drawn = {row.number for row in longest}
@@ -98,17 +98,17 @@ def pictures(view: View) -> list[Picture]:
     return [Picture(labelled_bars(rows, "Time of each kernel"), heading="Where the time goes", caption=caption)]
 
 
-def png(view: View) -> bytes:
+def png(view: GraphView) -> bytes:
     """A PNG of the picture."""
     return png_bytes(view.plan.name, pictures(view))
 
 
-def csv(seen: View) -> bytes:
+def csv(seen: GraphView) -> bytes:
     """A row for every kernel: what it is, what it stores, its time, bytes and products."""
     return csv_bytes(["kernel", "template", "rows", "over", "stores", "time_us", "dram_bytes", "flops"], _rows(seen))
 
 
-def _rows(seen: View) -> Iterator[list[object]]:
+def _rows(seen: GraphView) -> Iterator[list[object]]:
     for row in seen.kernels:
         stores = " ".join(seen.program.values[n].name for n in row.kernel.stores)
         of = (row.number, row.kernel.template, row.kernel.rows, row.kernel.over or "", stores)

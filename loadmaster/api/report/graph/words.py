@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
-from loadmaster.api.report.graph.view import View
+from loadmaster.api.report.graph.view import GraphView
 from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
-from loadmaster.models.graph.checker import Check
+from loadmaster.models.graph.checker import GraphCheck
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
@@ -26,13 +26,13 @@ def infeasible(plan: GraphPlan) -> str:
     )
 
 
-def verdict(plan: GraphPlan, check: Check) -> str:
+def verdict(plan: GraphPlan, check: GraphCheck) -> str:
     """The checker's findings in one line: the peak, the kernels and their time."""
     ran = f"{len(check.kernels)} kernels take {show_cost(check.kernels_us, 'us')}"
     return f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}, {ran}"
 
 
-def details(view: View) -> str:
+def details(view: GraphView) -> str:
     """The program, value by value; the kernels, one by one."""
     return "\n".join(["", table(value_rows(view), VALUE_HEADER), "", table(kernel_rows(view), KERNEL_HEADER)])
 
@@ -40,7 +40,7 @@ def details(view: View) -> str:
 VALUE_HEADER = ["value", "is", "rows", "shape", "", "kernel", "bytes"]
 
 
-def value_rows(view: View) -> list[list[str]]:
+def value_rows(view: GraphView) -> list[list[str]]:
     """Rows of the table of values, one for each value of the program."""
     return [
         [
@@ -59,7 +59,7 @@ def value_rows(view: View) -> list[list[str]]:
 KERNEL_HEADER = ["kernel", "", "tile rows", "time", "share", "memory traffic"]
 
 
-def kernel_rows(view: View) -> list[list[str]]:
+def kernel_rows(view: GraphView) -> list[list[str]]:
     """Rows of the table of kernels, in the order in which they run."""
     whole = view.check.kernels_us or 1.0
     return [

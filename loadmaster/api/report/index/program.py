@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadmaster.api.report.index.view import View
+from loadmaster.api.report.index.view import IndexView
 from loadmaster.api.report.programs import mps_file
 from loadmaster.models.index.formulation import formulate
 from loadmaster.models.index.serving import options
@@ -10,7 +10,7 @@ from loadmaster.models.index.serving import options
 __all__ = ["mps"]
 
 
-def mps(seen: View) -> bytes:
+def mps(seen: IndexView) -> bytes:
     """The program under the plan's budget. What only the check can tell is not in it."""
     problem, budget_bytes = seen.problem, seen.plan.budget_bytes
     of = [options(problem, shard) for shard in range(len(problem.shards))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loadmaster.api.report.index.runs import Run, runs
 from loadmaster.api.report.words import expect_held
-from loadmaster.models.index.checker import Check, check_plan
+from loadmaster.models.index.checker import IndexCheck, check_plan
 from loadmaster.models.index.plan import Change, Choice, IndexPlan
 from loadmaster.models.index.problem import Cost, IndexProblem, Shard
 from loadmaster.models.index.serving import words
@@ -31,17 +31,17 @@ class ShardRow:
 
 
 @dataclass(frozen=True)
-class View:
+class IndexView:
     """A plan and its check, ready to draw; and what ran of its problem."""
 
     problem: IndexProblem
     plan: IndexPlan
-    check: Check
+    check: IndexCheck
     rows: tuple[ShardRow, ...]
     runs: tuple[Run, ...]
 
 
-def view(problem: IndexProblem, plan: IndexPlan) -> View:
+def view(problem: IndexProblem, plan: IndexPlan) -> IndexView:
     """Check a plan and join it with its problem.
 
     Raises:
@@ -56,4 +56,4 @@ def view(problem: IndexProblem, plan: IndexPlan) -> View:
         assert cost is not None, "the checker has seen to that"
         host = problem.hosts[shard.host].name
         rows.append(ShardRow(shard, host, choice, words(problem.candidates[choice.candidate]), cost, changes.get(s)))
-    return View(problem, plan, verdict, tuple(rows), tuple(runs(problem, plan)))
+    return IndexView(problem, plan, verdict, tuple(rows), tuple(runs(problem, plan)))

@@ -8,7 +8,7 @@ from html import escape
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.csv_text import csv_bytes
 from loadmaster.api.report.index.runs import runs_picture
-from loadmaster.api.report.index.view import ShardRow, View, view
+from loadmaster.api.report.index.view import IndexView, ShardRow, view
 from loadmaster.api.report.index.words import (
     SHARD_HEADER,
     change_words,
@@ -44,7 +44,7 @@ __all__ = [
 _MOST_BARS = 40
 
 
-def plan_page(view: View) -> str:
+def plan_page(view: IndexView) -> str:
     """The report of a feasible plan."""
     problem = view.problem
     keys = sum(shard.keys for shard in problem.shards)
@@ -53,7 +53,7 @@ def plan_page(view: View) -> str:
     return page(view.plan.name, lead, sections(view))
 
 
-def sections(view: View) -> list[str]:
+def sections(view: IndexView) -> list[str]:
     """The sections of the report as HTML, for other pages too."""
     found = [
         _facts(view),
@@ -67,7 +67,7 @@ def sections(view: View) -> list[str]:
     return found
 
 
-def _facts(view: View) -> str:
+def _facts(view: IndexView) -> str:
     measured = sum(row.cost.measured for row in view.rows)
     some = "" if measured == len(view.rows) else "; the others are predicted"
     time = f"{view.problem.objective}, in the horizon{'' if measured else ', predicted'}"
@@ -84,7 +84,7 @@ def _facts(view: View) -> str:
     )
 
 
-def pictures(view: View) -> list[Picture]:
+def pictures(view: IndexView) -> list[Picture]:
     """A bar for every shard, the longest first; one for what every host holds; a point for every candidate that ran."""
     longest = sorted(view.rows, key=lambda row: -row.choice.time_us)[:_MOST_BARS]
     times = [
@@ -107,7 +107,7 @@ def pictures(view: View) -> list[Picture]:
     ]
 
 
-def png(view: View) -> bytes:
+def png(view: IndexView) -> bytes:
     """A PNG of the pictures."""
     return png_bytes(view.plan.name, pictures(view))
 
@@ -116,12 +116,12 @@ _HEADER = ["shard", "host", "thread", "configuration", "measured", "read_ns", "w
 _PREDICTED = ["predicted_read_ns", "predicted_write_ns", "predicted_time_us", "predicted_peak_bytes"]
 
 
-def csv(seen: View) -> bytes:
+def csv(seen: IndexView) -> bytes:
     """A row for every shard; what was predicted where it was measured, and empty where it is all there is."""
     return csv_bytes([*_HEADER, *_PREDICTED], _rows(seen))
 
 
-def _rows(seen: View) -> Iterator[list[object]]:
+def _rows(seen: IndexView) -> Iterator[list[object]]:
     for row in seen.rows:
         thread = "" if row.choice.thread is None else row.choice.thread
         of = (row.shard.name, row.host, thread, row.configuration, "yes" if row.cost.measured else "no")

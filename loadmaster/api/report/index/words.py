@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.index.runs import runs_words
-from loadmaster.api.report.index.view import ShardRow, View
+from loadmaster.api.report.index.view import IndexView, ShardRow
 from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
-from loadmaster.models.index.checker import Check
+from loadmaster.models.index.checker import IndexCheck
 from loadmaster.models.index.plan import Change, IndexPlan
 from loadmaster.models.index.problem import Figure, IndexProblem
 from loadmaster.models.index.serving import operations_us, words
@@ -30,14 +30,14 @@ def infeasible(plan: IndexPlan) -> str:
     )
 
 
-def verdict(plan: IndexPlan, check: Check) -> str:
+def verdict(plan: IndexPlan, check: IndexCheck) -> str:
     """The checker's findings in one line: the time on all threads, and the peak of a host."""
     return (
         f"{show_cost(check.total_us, 'us')} on all threads together, {fits(plan, check.peak_bytes)} on {check.peak_at}"
     )
 
 
-def details(view: View) -> str:
+def details(view: IndexView) -> str:
     """The table of what every shard gets, and the changes that pay or would."""
     lines = ["", table(shard_rows(view), SHARD_HEADER)]
     if view.runs:
@@ -50,7 +50,7 @@ def details(view: View) -> str:
 SHARD_HEADER = ["shard", "host", "thread", "configuration", "figures", "read", "write", "time", "bytes"]
 
 
-def shard_rows(view: View) -> list[list[str]]:
+def shard_rows(view: IndexView) -> list[list[str]]:
     """Rows of the table of shards, in their order; what was predicted stands behind what was measured."""
     rows = []
     for row in view.rows:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.chart import Chart
-from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
+from loadmaster.api.report.memory.view import FATES, MEANING, MemoryView, Tensor
 from loadmaster.api.report.memory.words import measured_words
 from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time
 from loadmaster.api.report.picture import Drawing, Picture, png_bytes
@@ -17,14 +17,14 @@ from loadmaster.models.units import show_bytes, show_cost, show_share
 _PHASES = ("forward", "recompute", "backward")
 
 
-def png(view: View) -> bytes:
+def png(view: MemoryView) -> bytes:
     """Memory over the step, and what fills its peak, as a PNG."""
     return png_bytes(
         f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", [over_time(view), *filling(view)]
     )
 
 
-def over_time(view: View, other: View | None = None) -> Picture:
+def over_time(view: MemoryView, other: MemoryView | None = None) -> Picture:
     """Steps of resident bytes, one filled shape per run of operators of the same phase; as lines another plan of the
     problem, or else the step without a plan and what was measured."""
     stretches = [
@@ -63,7 +63,7 @@ def _steps(found: MemoryMeasurement) -> list[tuple[float, float, int]]:
     ]
 
 
-def filling(view: View) -> list[Picture]:
+def filling(view: MemoryView) -> list[Picture]:
     """A bar for every module that holds much of the peak; nothing where no operator says which module it is of."""
     rows = view.filling()
     if not rows:
@@ -80,7 +80,7 @@ def filling(view: View) -> list[Picture]:
     ]
 
 
-def fates(view: View) -> Picture:
+def fates(view: MemoryView) -> Picture:
     """One bar of all bytes, split by fate."""
     totals = view.bytes_by_fate()
     everything = sum(totals.values()) or 1
@@ -96,7 +96,7 @@ def fates(view: View) -> Picture:
     return Picture(Drawing(960, 26, words, "".join(bar)), heading="What becomes of every result", legend=legend)
 
 
-def residency(view: View) -> Picture:
+def residency(view: MemoryView) -> Picture:
     """A row per forward result, a bar where it is on the device."""
     row = max(2.0, min(8.0, 640 / max(1, len(view.tensors))))
     height = int(row * len(view.tensors)) + 60

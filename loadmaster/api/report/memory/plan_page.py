@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadmaster.api.report.memory.pictures import fates, filling, over_time, residency
-from loadmaster.api.report.memory.view import View
+from loadmaster.api.report.memory.view import MemoryView
 from loadmaster.api.report.memory.words import off
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.words import counted, over, plan_facts
@@ -12,13 +12,13 @@ from loadmaster.models.units import show_bytes, show_cost
 _LARGEST = 15
 
 
-def plan_page(view: View) -> str:
+def plan_page(view: MemoryView) -> str:
     """The report of a feasible plan."""
     lead = f"{view.problem.title or view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
     return page(view.plan.name, lead, sections(view))
 
 
-def sections(view: View) -> list[str]:
+def sections(view: MemoryView) -> list[str]:
     """The sections of the report as HTML, for other pages too."""
     return [
         _facts(view),
@@ -31,7 +31,7 @@ def sections(view: View) -> list[str]:
     ]
 
 
-def _facts(view: View) -> str:
+def _facts(view: MemoryView) -> str:
     plan, check = view.plan, view.check
     # What a plan does not do gets no tile.
     price = []
@@ -51,7 +51,7 @@ def _facts(view: View) -> str:
     return facts(plan_facts(view, ("step", f"{over(plan, plan.unconstrained)} over unlimited memory"), price))
 
 
-def _largest(view: View) -> str:
+def _largest(view: MemoryView) -> str:
     rows = [
         [
             str(t.forward),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadmaster.api.report.memory.view import View
+from loadmaster.api.report.memory.view import MemoryView
 from loadmaster.api.report.programs import mps_file
 from loadmaster.errors import InputError
 from loadmaster.models.memory import banded
@@ -15,7 +15,7 @@ __all__ = ["mps"]
 _MOST_CELLS = 300_000
 
 
-def mps(seen: View) -> bytes:
+def mps(seen: MemoryView) -> bytes:
     """The whole program under the plan's budget, no stage taken together with another.
 
     Raises:

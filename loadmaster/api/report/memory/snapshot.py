@@ -12,7 +12,7 @@ import pickle
 from bisect import insort
 from typing import Any
 
-from loadmaster.api.report.memory.view import View
+from loadmaster.api.report.memory.view import MemoryView
 
 _PROTOCOL = 4  # what the viewer reads
 _FIRST_ADDRESS = 1 << 40
@@ -85,7 +85,7 @@ def _gap(start: int, end: int) -> dict[str, Any]:
     return {"address": start, "size": end - start, "requested_size": 0, "state": "inactive", "frames": []}
 
 
-def memory_snapshot(view: View) -> dict[str, Any]:
+def memory_snapshot(view: MemoryView) -> dict[str, Any]:
     """The snapshot of one planned step, in the form of ``torch.cuda.memory._snapshot()``."""
     heap = _Heap()
     events = view.check.events
@@ -121,6 +121,6 @@ def memory_snapshot(view: View) -> dict[str, Any]:
     }
 
 
-def snapshot_bytes(view: View) -> bytes:
+def snapshot_bytes(view: MemoryView) -> bytes:
     """The file that the viewer opens."""
     return pickle.dumps(memory_snapshot(view), protocol=_PROTOCOL)

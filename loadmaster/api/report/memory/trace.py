@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadmaster.api.report.memory.view import View
+from loadmaster.api.report.memory.view import MemoryView
 from loadmaster.models.memory.verdict import planned_events
 
 
-def chrome_trace(view: View) -> dict[str, Any]:
+def chrome_trace(view: MemoryView) -> dict[str, Any]:
     """The trace document of one planned step."""
     title = view.problem.title or view.problem.name
     return {

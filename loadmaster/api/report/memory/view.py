@@ -11,7 +11,7 @@ from typing import Literal
 
 from loadmaster.api.report.words import expect_held
 from loadmaster.models.memory import plain
-from loadmaster.models.memory.checker import Check, Event, check, check_plan
+from loadmaster.models.memory.checker import Event, MemoryCheck, check, check_plan
 from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.memory.peak import Parts, at_moment, folded
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
@@ -48,7 +48,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class View:
+class MemoryView:
     """A plan and its replay, ready to draw.
 
     Attributes:
@@ -58,8 +58,8 @@ class View:
 
     problem: MemoryProblem
     plan: MemoryPlan
-    check: Check
-    unplanned: Check
+    check: MemoryCheck
+    unplanned: MemoryCheck
     tensors: tuple[Tensor, ...]
     measured: MemoryMeasurement | None = None
 
@@ -90,7 +90,7 @@ class View:
         return sorted((t for t in self.tensors if t.fate != "freed"), key=lambda t: (-t.size_bytes, t.forward))[:count]
 
 
-def view(problem: MemoryProblem, plan: MemoryPlan) -> View:
+def view(problem: MemoryProblem, plan: MemoryPlan) -> MemoryView:
     """Replay a plan and work out what became of every result.
 
     Raises:
@@ -100,10 +100,10 @@ def view(problem: MemoryProblem, plan: MemoryPlan) -> View:
     expect_held(plan, verdict)
     assert plan.schedule is not None
     unplanned = check(problem, plain.formulate(problem), budget_bytes=0)
-    return View(problem, plan, verdict, unplanned, _tensors(problem, plan.schedule, verdict))
+    return MemoryView(problem, plan, verdict, unplanned, _tensors(problem, plan.schedule, verdict))
 
 
-def _tensors(problem: MemoryProblem, schedule: Schedule, check: Check) -> tuple[Tensor, ...]:
+def _tensors(problem: MemoryProblem, schedule: Schedule, check: MemoryCheck) -> tuple[Tensor, ...]:
     spans = _residency(problem, schedule, check)
     runs: dict[int, int] = defaultdict(int)
     again_us: dict[int, float] = defaultdict(float)
@@ -139,7 +139,7 @@ def _tensors(problem: MemoryProblem, schedule: Schedule, check: Check) -> tuple[
     return tuple(tensors)
 
 
-def _residency(problem: MemoryProblem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
+def _residency(problem: MemoryProblem, schedule: Schedule, check: MemoryCheck) -> dict[int, list[tuple[int, int]]]:
     """Spans of each forward result on the device: from its computation (or the stage that issues its fetch) until its
     last reader has run, or, where it is sent to the host, until the operator starts that waits for it to be gone.
 
@@ -185,7 +185,7 @@ def _extend(spans: list[tuple[int, int]], first: int, last: int) -> None:
         spans.append((first, last))
 
 
-def _times(spans: list[tuple[int, int]], check: Check) -> tuple[tuple[float, float], ...]:
+def _times(spans: list[tuple[int, int]], check: MemoryCheck) -> tuple[tuple[float, float], ...]:
     """Spans of events as spans of time."""
     ends = [e.start_us + e.duration_us for e in check.events]
     times = ((check.events[first].start_us, ends[last]) for first, last in spans)

@@ -8,7 +8,7 @@ from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.memory.pictures import over_time, png
 from loadmaster.api.report.memory.plan_page import plan_page, sections
 from loadmaster.api.report.memory.trace import chrome_trace
-from loadmaster.api.report.memory.view import View, view
+from loadmaster.api.report.memory.view import MemoryView, view
 from loadmaster.api.report.memory.words import details, infeasible, summary, verdict
 from loadmaster.api.report.picture import Picture
 from loadmaster.api.report.views import html, trace
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 
-def pictures(seen: View) -> list[Picture]:
+def pictures(seen: MemoryView) -> list[Picture]:
     """Memory over the step, for a notebook."""
     return [over_time(seen)]
 
 
-def both(first: View, second: View) -> list[Picture]:
+def both(first: MemoryView, second: MemoryView) -> list[Picture]:
     """Two plans in one picture, the second as a line."""
     return [over_time(first, second)]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
-from loadmaster.api.report.memory.view import FATES, MEANING, View
+from loadmaster.api.report.memory.view import FATES, MEANING, MemoryView
 from loadmaster.api.report.words import check_row, fits, peak_row, proof, step_row, under_budget
-from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.checker import MemoryCheck
 from loadmaster.models.memory.measurement import MemoryMeasurement
-from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
+from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
 _LARGEST_TENSORS = 10
@@ -18,7 +18,7 @@ def summary(plan: MemoryPlan) -> str:
     return under_budget(plan, _infeasible_rows, _rows)
 
 
-def verdict(plan: MemoryPlan, check: Check) -> str:
+def verdict(plan: MemoryPlan, check: MemoryCheck) -> str:
     """The checker's findings in one line: the peak and the step."""
     return f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}, step {show_cost(check.objective, plan.unit)}"
 
@@ -36,7 +36,7 @@ def infeasible(plan: MemoryPlan) -> str:
     )
 
 
-def _planned(found: Infeasibility) -> str:
+def _planned(found: MemoryInfeasibility) -> str:
     planned = found.planned_budget_bytes
     return "" if planned is None else f"; {planned} bytes ({show_bytes(planned)}) have a plan"
 
@@ -80,7 +80,7 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     return rows
 
 
-def measured_words(view: View, found: MemoryMeasurement) -> str:
+def measured_words(view: MemoryView, found: MemoryMeasurement) -> str:
     """Say what was measured, and how far that is from what was planned."""
     peak = f"{show_bytes(found.peak_bytes)} at the peak, {off(found.peak_bytes, view.check.peak_bytes)}"
     return f"measured {peak}; {show_cost(found.step_us, 'us')} a step, {off(found.step_us, view.check.time_us)}"
@@ -93,7 +93,7 @@ def off(measured: float, planned: float) -> str:
     return "as planned" if shown == show_share(0.0) else f"{shown} {'above' if share > 0 else 'below'} what was planned"
 
 
-def details(view: View) -> str:
+def details(view: MemoryView) -> str:
     """Lines on what was measured, where that is known, and on the results: their bytes by fate, and the largest."""
     totals = view.bytes_by_fate()
     lines = [] if view.measured is None else ["", f"{measured_words(view, view.measured)}, on {view.measured.device}"]

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadmaster.api.report.words import expect_held
-from loadmaster.models.partition.checker import Check, check_plan
+from loadmaster.models.partition.checker import PartitionCheck, check_plan
 from loadmaster.models.partition.placements import Mesh, Worker, code
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
 from loadmaster.models.partition.problem import PartitionProblem, Role
 
 
 @dataclass(frozen=True)
-class Row:
+class TiedTensorsRow:
     """Tensors of one tie and shape.
 
     Attributes:
@@ -62,7 +62,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class View:
+class PartitionView:
     """A plan and its check, ready to draw.
 
     Attributes:
@@ -74,13 +74,13 @@ class View:
     problem: PartitionProblem
     plan: PartitionPlan
     splits: Splits
-    check: Check
-    rows: tuple[Row, ...]
+    check: PartitionCheck
+    rows: tuple[TiedTensorsRow, ...]
     workers: tuple[Workers, ...]
     layers: tuple[Layer, ...]
 
 
-def view(problem: PartitionProblem, plan: PartitionPlan) -> View:
+def view(problem: PartitionProblem, plan: PartitionPlan) -> PartitionView:
     """Check a plan and sum it up.
 
     Raises:
@@ -91,10 +91,10 @@ def view(problem: PartitionProblem, plan: PartitionPlan) -> View:
     assert plan.splits is not None
     rows = tuple(_rows(problem, plan.splits))
     layers = tuple(_layers(problem, verdict.redistributions))
-    return View(problem, plan, plan.splits, verdict, rows, tuple(_workers(problem, plan, verdict)), layers)
+    return PartitionView(problem, plan, plan.splits, verdict, rows, tuple(_workers(problem, plan, verdict)), layers)
 
 
-def _rows(problem: PartitionProblem, splits: Splits) -> list[Row]:
+def _rows(problem: PartitionProblem, splits: Splits) -> list[TiedTensorsRow]:
     worker = Mesh(problem.axes).largest
     alike: dict[object, list[int]] = defaultdict(list)
     for n, tensor in enumerate(problem.tensors):
@@ -103,11 +103,11 @@ def _rows(problem: PartitionProblem, splits: Splits) -> list[Row]:
     for members in alike.values():
         of, parts = problem.tensors[members[0]], splits.placements[members[0]]
         held = worker.held_elements(of.shape, tuple(map(code, parts))) * of.element_bytes
-        found.append(Row(of.tie or of.name, len(members), of.role, of.shape, parts, held))
+        found.append(TiedTensorsRow(of.tie or of.name, len(members), of.role, of.shape, parts, held))
     return sorted(found, key=lambda row: -row.worker_bytes * row.count)
 
 
-def _workers(problem: PartitionProblem, plan: PartitionPlan, verdict: Check) -> list[Workers]:
+def _workers(problem: PartitionProblem, plan: PartitionPlan, verdict: PartitionCheck) -> list[Workers]:
     mesh = Mesh(problem.axes)
     counts = Counter(mesh.worker(place) for place in mesh.places.tolist())
     found = [

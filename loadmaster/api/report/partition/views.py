@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.csv_text import csv_bytes
 from loadmaster.api.report.page import facts, html_table, page, shown
-from loadmaster.api.report.partition.view import View, view
+from loadmaster.api.report.partition.view import PartitionView, view
 from loadmaster.api.report.partition.words import (
     LAYER_HEADER,
     WORKER_HEADER,
@@ -42,14 +42,14 @@ _MOST_LAYERS = 40
 _MOST_LAYERS = 24
 
 
-def plan_page(view: View) -> str:
+def plan_page(view: PartitionView) -> str:
     """The report of a feasible plan."""
     mesh = " x ".join(str(axis.size) for axis in view.problem.axes)
     lead = f"{view.problem.title or view.problem.name} on {mesh} GPUs, {show_bytes(view.plan.budget_bytes)} each"
     return page(view.plan.name, lead, sections(view))
 
 
-def sections(view: View) -> list[str]:
+def sections(view: PartitionView) -> list[str]:
     """The sections of the report as HTML, for other pages too."""
     header = tensor_header(view)
     found = [_facts(view), *map(shown, pictures(view))]
@@ -64,7 +64,7 @@ def sections(view: View) -> list[str]:
     return found
 
 
-def _facts(view: View) -> str:
+def _facts(view: PartitionView) -> str:
     plan, check = view.plan, view.check
     # Where nothing moves, there is nothing to say of how.
     moves = [
@@ -79,7 +79,7 @@ def _facts(view: View) -> str:
     )
 
 
-def pictures(view: View) -> list[Picture]:
+def pictures(view: PartitionView) -> list[Picture]:
     """A bar of received bytes for each layer; no picture where nothing moves."""
     layers = sorted(view.layers, key=lambda layer: -layer.received_bytes)[:_MOST_LAYERS]
     if not layers:
@@ -100,12 +100,12 @@ def pictures(view: View) -> list[Picture]:
     return [Picture(labelled_bars(rows, "Bytes received, by layer"), heading="What moves", caption=caption)]
 
 
-def png(view: View) -> bytes:
+def png(view: PartitionView) -> bytes:
     """A PNG of the pictures."""
     return png_bytes(view.plan.name, pictures(view))
 
 
-def csv(seen: View) -> bytes:
+def csv(seen: PartitionView) -> bytes:
     """A row for every tensor: name, role, shape, its part on each axis."""
     rows = (
         [tensor.name, tensor.role, "x".join(map(str, tensor.shape)), *parts]

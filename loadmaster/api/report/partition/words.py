@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
-from loadmaster.api.report.partition.view import View
+from loadmaster.api.report.partition.view import PartitionView
 from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
-from loadmaster.models.partition.checker import Check
-from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
+from loadmaster.models.partition.checker import PartitionCheck
+from loadmaster.models.partition.plan import PartitionInfeasibility, PartitionPlan
 from loadmaster.models.partition.sides import collectives
 from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
@@ -31,7 +31,7 @@ def infeasible(plan: PartitionPlan) -> str:
     )
 
 
-def _planned(found: Infeasibility) -> str:
+def _planned(found: PartitionInfeasibility) -> str:
     planned = found.planned_budget_bytes
     if planned is None:
         return ""
@@ -40,12 +40,12 @@ def _planned(found: Infeasibility) -> str:
     return f"; {planned} bytes ({show_bytes(planned)}) have a plan"
 
 
-def verdict(plan: PartitionPlan, check: Check) -> str:
+def verdict(plan: PartitionPlan, check: PartitionCheck) -> str:
     """The checker's findings in one line: the peak, and the bytes that GPUs receive."""
     return f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}, all GPUs receive {show_bytes(check.moved_bytes)}"
 
 
-def details(view: View) -> str:
+def details(view: PartitionView) -> str:
     """Tables of how tensors are split, by axis, and of what moves, by layer."""
     lines = ["", table(tensor_rows(view, _MOST_TENSORS), tensor_header(view))]
     if view.workers:
@@ -58,13 +58,13 @@ def details(view: View) -> str:
     return "\n".join(lines)
 
 
-def tensor_header(view: View) -> list[str]:
+def tensor_header(view: PartitionView) -> list[str]:
     """The header of the table of tensors, with a column for each axis of the mesh."""
     on_one = "on one GPU" if all(axis.is_even for axis in view.problem.axes) else "on one GPU at most"
     return ["tensor", "times", "role", "shape", *(f"{a.name} ({a.size})" for a in view.problem.axes), on_one]
 
 
-def tensor_rows(view: View, most: int) -> list[list[str]]:
+def tensor_rows(view: PartitionView, most: int) -> list[list[str]]:
     """Rows of the table of tensors, the largest ones."""
     return [
         [
@@ -82,7 +82,7 @@ def tensor_rows(view: View, most: int) -> list[list[str]]:
 WORKER_HEADER = ["share of what is split", "GPUs", "holds at most", "of"]
 
 
-def worker_rows(view: View) -> list[list[str]]:
+def worker_rows(view: PartitionView) -> list[list[str]]:
     """Rows of the table of GPUs, where they differ: their shares along each axis, and what they hold."""
     return [
         [
@@ -98,7 +98,7 @@ def worker_rows(view: View) -> list[list[str]]:
 LAYER_HEADER = ["layer", "times", "redistributions", "all GPUs receive", "time"]
 
 
-def layer_rows(view: View, most: int) -> list[list[str]]:
+def layer_rows(view: PartitionView, most: int) -> list[list[str]]:
     """Rows of the table of layers, those that move most."""
     busiest = sorted(view.layers, key=lambda layer: (-layer.received_bytes, -layer.time_us))[:most]
     return [

@@ -11,7 +11,7 @@ from loadmaster.api.report.chart import Chart, RowChart
 from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time
 from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.api.report.placement.links import link_rows
-from loadmaster.api.report.placement.view import View
+from loadmaster.api.report.placement.view import PlacementView
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import byte_scale, show_bytes, show_cost
@@ -27,17 +27,17 @@ ROLES = {
 _ROW_HEIGHT = 26
 
 
-def png(view: View) -> bytes:
+def png(view: PlacementView) -> bytes:
     """All pictures as a PNG."""
     return png_bytes(f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", pictures(view))
 
 
-def pictures(view: View) -> list[Picture]:
+def pictures(view: PlacementView) -> list[Picture]:
     """Pictures of residency and, where anything moves, of what is away and of the links."""
     return [over_time(view), *([away(view), links(view)] if view.moves.absences else [])]
 
 
-def over_time(view: View, other: View | None = None) -> Picture:
+def over_time(view: PlacementView, other: PlacementView | None = None) -> Picture:
     """Bytes on the device while each operator waits and runs; as a line another plan of the problem, or else the step
     if nothing ever left the device."""
     check, budget = view.check, view.plan.budget_bytes
@@ -65,7 +65,7 @@ def _unplanned(problem: PlacementProblem) -> Iterator[tuple[float, float, int]]:
         start_us += operator.time_us
 
 
-def _stretches(view: View) -> Iterator[Stretch]:
+def _stretches(view: PlacementView) -> Iterator[Stretch]:
     run = view.run
     for i, operator in enumerate(view.problem.operators):
         size, start, wait = int(run.resident_bytes[i]), float(run.starts_us[i]), float(run.stall_us[i])
@@ -77,7 +77,7 @@ def _stretches(view: View) -> Iterator[Stretch]:
         yield Stretch(start, operator.time_us, size, "forward", runs, operator.module)
 
 
-def away(view: View) -> Picture:
+def away(view: PlacementView) -> Picture:
     """Bytes in the tiers that are not on the device, by role, above each other."""
     roles = [role for role in ROLES if role in view.away_bytes]
     total = sum((view.away_bytes[role] for role in roles), np.zeros(len(view.problem.operators), dtype=np.int64))
@@ -103,7 +103,7 @@ def away(view: View) -> Picture:
     )
 
 
-def links(view: View) -> Picture:
+def links(view: PlacementView) -> Picture:
     """A row for each direction of each link."""
     rows, step_us = link_rows(view.problem, view.run), view.run.last_us
     longest = max(len(row.label) for row in rows)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from loadmaster.api.report.placement.links import link_rows
-from loadmaster.api.report.placement.view import View
+from loadmaster.api.report.placement.view import PlacementView
 from loadmaster.models.trace_events import level, process, run
 
 _PLANNED, _COMPUTE = 1, 1
 
 
-def chrome_trace(view: View) -> dict[str, Any]:
+def chrome_trace(view: PlacementView) -> dict[str, Any]:
     """The trace document of one planned step."""
     problem, found, budget_bytes = view.problem, view.run, view.plan.budget_bytes
     rows = link_rows(problem, found)

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadmaster.api.report.words import expect_held
 from loadmaster.models.placement.accesses import add_cyclic
-from loadmaster.models.placement.checker import Check, check_plan
+from loadmaster.models.placement.checker import PlacementCheck, check_plan
 from loadmaster.models.placement.plan import Moves, PlacementPlan
 from loadmaster.models.placement.policies.outcome import PolicyRun, of_plan
 from loadmaster.models.placement.problem import PlacementProblem
@@ -36,7 +36,7 @@ class Away:
 
 
 @dataclass(frozen=True)
-class View:
+class PlacementView:
     """A plan and its replay, ready to draw.
 
     Attributes:
@@ -47,13 +47,13 @@ class View:
     problem: PlacementProblem
     plan: PlacementPlan
     moves: Moves
-    check: Check
+    check: PlacementCheck
     run: PolicyRun
     away_bytes: Mapping[str, IntArray]
     away: tuple[Away, ...]
 
 
-def view(problem: PlacementProblem, plan: PlacementPlan) -> View:
+def view(problem: PlacementProblem, plan: PlacementPlan) -> PlacementView:
     """Replay a plan.
 
     Raises:
@@ -72,4 +72,4 @@ def view(problem: PlacementProblem, plan: PlacementPlan) -> View:
     away = [Away(b, problem.blocks[b].size_bytes, len(lengths), sum(lengths)) for b, lengths in positions.items()]
     away.sort(key=lambda a: (-a.size_bytes * a.absences, a.block))
     run = of_plan(problem, plan.moves, verdict)
-    return View(problem, plan, plan.moves, verdict, run, by_role, tuple(away))
+    return PlacementView(problem, plan, plan.moves, verdict, run, by_role, tuple(away))

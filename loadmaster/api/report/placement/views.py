@@ -9,7 +9,7 @@ from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.picture import Picture
 from loadmaster.api.report.placement.pictures import over_time, pictures, png
 from loadmaster.api.report.placement.trace import chrome_trace
-from loadmaster.api.report.placement.view import View, view
+from loadmaster.api.report.placement.view import PlacementView, view
 from loadmaster.api.report.placement.words import WEAR, details, infeasible, longest_waits, summary, verdict, wear
 from loadmaster.api.report.views import html, trace
 from loadmaster.api.report.words import over, plan_facts
@@ -38,13 +38,13 @@ _MOST_BLOCKS = 15
 _MOST_WAITS = 10
 
 
-def plan_page(view: View) -> str:
+def plan_page(view: PlacementView) -> str:
     """The report of a feasible plan."""
     lead = f"{view.problem.title or view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
     return page(view.plan.name, lead, sections(view))
 
 
-def sections(view: View) -> list[str]:
+def sections(view: PlacementView) -> list[str]:
     """The sections of the report as HTML, for other pages too."""
     found = [_facts(view), *map(shown, pictures(view))]
     if view.away:
@@ -55,7 +55,7 @@ def sections(view: View) -> list[str]:
     return found
 
 
-def _facts(view: View) -> str:
+def _facts(view: PlacementView) -> str:
     plan, check = view.plan, view.check
     # Of a plan that moves nothing there is nothing to say of copies.
     moves = [
@@ -70,7 +70,7 @@ def _facts(view: View) -> str:
     )
 
 
-def _blocks(view: View) -> str:
+def _blocks(view: PlacementView) -> str:
     blocks = view.problem.blocks
     rows = [
         [blocks[a.block].name, blocks[a.block].role, show_bytes(a.size_bytes), str(a.absences), str(a.positions)]
@@ -79,7 +79,7 @@ def _blocks(view: View) -> str:
     return html_table(["block", "role", "size", "times away", "operators meanwhile"], rows, numbers=(2, 3, 4))
 
 
-def both(first: View, second: View) -> list[Picture]:
+def both(first: PlacementView, second: PlacementView) -> list[Picture]:
     """Two plans in one picture, the second as a line."""
     return [over_time(first, second)]
 

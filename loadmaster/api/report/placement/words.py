@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
-from loadmaster.api.report.placement.view import View
+from loadmaster.api.report.placement.view import PlacementView
 from loadmaster.api.report.words import check_row, fits, peak_row, proof, step_row, under_budget
-from loadmaster.models.placement.checker import Check
+from loadmaster.models.placement.checker import PlacementCheck
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
@@ -30,7 +30,7 @@ def infeasible(plan: PlacementPlan) -> str:
     )
 
 
-def verdict(plan: PlacementPlan, check: Check) -> str:
+def verdict(plan: PlacementPlan, check: PlacementCheck) -> str:
     """The checker's findings in one line: the peak, the step and the bytes moved."""
     said = f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}"
     if check.timeline is None:
@@ -38,7 +38,7 @@ def verdict(plan: PlacementPlan, check: Check) -> str:
     return f"{said}, step {show_cost(check.objective, plan.unit)}, {_moved(check.stored_bytes, check.loaded_bytes)}"
 
 
-def details(view: View) -> str:
+def details(view: PlacementView) -> str:
     """Tables of what is away, by role; of the blocks that move most; of where the step waits."""
     problem = view.problem
     if not view.away:
@@ -58,7 +58,7 @@ def details(view: View) -> str:
 WEAR = ["tier", "written each step", "lasts, written without a pause"]
 
 
-def wear(view: View) -> list[list[str]]:
+def wear(view: PlacementView) -> list[list[str]]:
     """Rows of the table of tiers: what a step writes to each, and how long one that wears lasts, which is its endurance
     over the rate of writing ([Wu24], section 5.3.6)."""
     written = [0] * len(view.problem.tiers)
@@ -74,7 +74,7 @@ def wear(view: View) -> list[list[str]]:
     return rows
 
 
-def longest_waits(view: View, most: int = _MOST_WAITS) -> list[list[str]]:
+def longest_waits(view: PlacementView, most: int = _MOST_WAITS) -> list[list[str]]:
     """The operators that wait longest, and how long."""
     stalls = view.run.stall_us
     longest = [int(i) for i in stalls.argsort()[::-1][:most] if stalls[i] > 0]

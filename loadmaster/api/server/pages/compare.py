@@ -10,7 +10,7 @@ import anyio.to_thread
 from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 
-from loadmaster.api.comparison import Row, asked_rows, change, checked_rows
+from loadmaster.api.comparison import ComparisonRow, asked_rows, change, checked_rows
 from loadmaster.api.server.context import Service, ServiceDep, existing_job
 from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.pages.frame import page_router, render
@@ -82,11 +82,15 @@ def _documents(service: Service, jobs: Sequence[Job]) -> tuple[bytes, ...]:
     return tuple(body for job in jobs for body in packed_documents(service, job, found_plan(service, job))[:2])
 
 
-def _figures(first: Job, second: Job) -> list[Row]:
+def _figures(first: Job, second: Job) -> list[ComparisonRow]:
     a, b = job_words(first), job_words(second)
-    rows = [Row(a.limit_name, a.limit, b.limit, *change(first.limit, second.limit, judged=False))] if a.limit else []
-    rows.append(Row("objective", a.objective, b.objective, *change(first.objective, second.objective)))
-    rows.append(Row("proved bound", a.bound, b.bound, *change(first.bound, second.bound, judged=False)))
-    rows.append(Row("gap", a.gap, b.gap))
-    rows.append(Row("searched for", a.ran, b.ran))
+    rows = (
+        [ComparisonRow(a.limit_name, a.limit, b.limit, *change(first.limit, second.limit, judged=False))]
+        if a.limit
+        else []
+    )
+    rows.append(ComparisonRow("objective", a.objective, b.objective, *change(first.objective, second.objective)))
+    rows.append(ComparisonRow("proved bound", a.bound, b.bound, *change(first.bound, second.bound, judged=False)))
+    rows.append(ComparisonRow("gap", a.gap, b.gap))
+    rows.append(ComparisonRow("searched for", a.ran, b.ran))
     return rows

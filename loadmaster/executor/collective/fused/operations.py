@@ -31,7 +31,7 @@ _FIXED = ("alltoallv", "custom")
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferPlace:
     """Place in a buffer of a rank, from ``offset_bytes`` on."""
 
     buffer: Buffer
@@ -50,7 +50,7 @@ class Transfer:
     chunk: int
     source: int
     target: int
-    slot: Place | None
+    slot: BufferPlace | None
     number: int
 
 
@@ -72,8 +72,8 @@ class Operation:
     rank: int
     position: float
     size_bytes: int
-    sources: tuple[Place, ...]
-    targets: tuple[Place, ...]
+    sources: tuple[BufferPlace, ...]
+    targets: tuple[BufferPlace, ...]
     waits: tuple[Transfer, ...] = ()
     sends: tuple[Transfer, ...] = ()
     chunk: int | None = None
@@ -143,14 +143,14 @@ class Buffers:
         source = self.layout.chunks[chunk].sources[0]
         return self.cut.size_bytes(self.layout.inputs[source][chunk] // self._planned_bytes % self.cut.parts)
 
-    def input(self, rank: int, chunk: int) -> Place:
-        return Place("input", rank, self._offset(self.layout.inputs[rank][chunk]))
+    def input(self, rank: int, chunk: int) -> BufferPlace:
+        return BufferPlace("input", rank, self._offset(self.layout.inputs[rank][chunk]))
 
-    def output(self, rank: int, chunk: int) -> Place:
-        return Place("output", rank, self._offset(self.layout.outputs[rank][chunk]))
+    def output(self, rank: int, chunk: int) -> BufferPlace:
+        return BufferPlace("output", rank, self._offset(self.layout.outputs[rank][chunk]))
 
-    def sum(self, rank: int, offset_bytes: int) -> Place:
-        return Place("output", rank, self._offset(offset_bytes))
+    def sum(self, rank: int, offset_bytes: int) -> BufferPlace:
+        return BufferPlace("output", rank, self._offset(offset_bytes))
 
     def total_bytes(self, rank: int) -> tuple[int, int]:
         """Bytes of a rank's input and output, with what is between the blocks of this call."""
@@ -197,7 +197,7 @@ class _Builder:
         if not size or (target, chunk) in self.copies or (whole and chunk in self.lowered.buffers.inputs[target]):
             return
         operation = self._value(source, chunk, message)
-        slot = Place("arena", target, self.arena_bytes[target])
+        slot = BufferPlace("arena", target, self.arena_bytes[target])
         transfer = Transfer(message, chunk, source, target, slot, self.arrived[target])
         self.arena_bytes[target] += -(-size // VECTOR_BYTES) * VECTOR_BYTES
         self.arrived[target] += 1

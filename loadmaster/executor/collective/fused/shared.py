@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadmaster.executor.collective.fused.kernel import THREADS
-from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Cut, Operation, Place, Transfer
+from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, BufferPlace, Cut, Operation, Transfer
 from loadmaster.executor.collective.fused.table import Table, encoded
 from loadmaster.models.collective.problem import Collective
 
@@ -54,18 +54,18 @@ def shared_table(collective: Collective, rank_count: int, size_bytes: int, block
         """Operation of a rank in a collective that is not an AllToAll."""
         mine = rank * each
         if cut is not None:
-            sources, targets = (tuple(Place(of, other, mine) for other in ranks) for of in ("input", "output"))
+            sources, targets = (tuple(BufferPlace(of, other, mine) for other in ranks) for of in ("input", "output"))
             return Operation(rank, 0, cut.size_bytes(rank), sources, targets)
         if collective == "reduce_scatter":
-            sources = tuple(Place("input", other, mine) for other in ranks)
-            return Operation(rank, 0, each, sources, (Place("output", rank, 0),))
-        targets = tuple(Place("output", other, mine) for other in ranks)
-        return Operation(rank, 0, each, (Place("input", rank, 0),), targets)
+            sources = tuple(BufferPlace("input", other, mine) for other in ranks)
+            return Operation(rank, 0, each, sources, (BufferPlace("output", rank, 0),))
+        targets = tuple(BufferPlace("output", other, mine) for other in ranks)
+        return Operation(rank, 0, each, (BufferPlace("input", rank, 0),), targets)
 
     def given(rank: int, other: int, part: int) -> Operation:
         """A share of what a rank gives another in an AllToAll; what it gives itself is one share."""
         at, size = part * share.part_bytes, each if other == rank else share.size_bytes(part)
-        source, target = Place("input", rank, other * each + at), Place("output", other, rank * each + at)
+        source, target = BufferPlace("input", rank, other * each + at), BufferPlace("output", other, rank * each + at)
         return Operation(rank, 0, size, (source,), (target,))
 
     def word(kind: int, source: int, target: int, part: int) -> Transfer:

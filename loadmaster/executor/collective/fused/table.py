@@ -48,7 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadmaster.errors import InputError
-from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Operation, Place
+from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, BufferPlace, Operation
 
 Protocol = Literal["simple", "packed"]
 Streams = tuple[tuple[tuple[Operation, ...], ...], ...]
@@ -276,7 +276,7 @@ class _Encoder:
         packed = sum(count << (8 * place) for place, count in enumerate(counts)) | (when | lag << _WHEN_BITS) << 32
         return [operation.size_bytes, packed, *sources, *targets, *waits, *signals]
 
-    def _place(self, place: Place) -> int:
+    def _place(self, place: BufferPlace) -> int:
         factor = 2 if self.packed and place.buffer == "arena" else 1
         return _PLACES[place.buffer] << 56 | place.rank << 48 | place.offset_bytes * factor
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
-from loadmaster.executor.collective.calls import Call
+from loadmaster.executor.collective.calls import CollectiveCall
 from loadmaster.executor.collective.engine import grain_bytes
 from loadmaster.executor.collective.fused.engine import FusedLauncher, PreparedCall
 from loadmaster.executor.collective.process_group import PlannedGroup
@@ -226,7 +226,7 @@ class NativeGroup:
     def _choose(
         self, collective: Collective, root: int, op: object, tensor: torch.Tensor, size_bytes: int, region: int
     ) -> Decision:
-        call = Call(
+        call = CollectiveCall(
             collective,
             tensor,
             tensor,

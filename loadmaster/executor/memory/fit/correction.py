@@ -23,7 +23,7 @@ from loadmaster.executor.costs.model import Corrected
 from loadmaster.executor.memory.capture import CapturedStep
 from loadmaster.executor.memory.fit.contest import WORTH_A_TRY
 from loadmaster.executor.memory.fit.trials import Correction, Trial
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.checker import MemoryCheck, check
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.variants import least_resident_bytes, with_resident
@@ -75,7 +75,7 @@ class StepProblems:
         return self._problems[products, moves]
 
 
-def _busy_us(replayed: Check) -> float:
+def _busy_us(replayed: MemoryCheck) -> float:
     return replayed.forward_us + replayed.recompute_us + replayed.backward_us
 
 
@@ -130,7 +130,7 @@ def launches_bind(step_us: float, kernels_us: float) -> str | None:
     )
 
 
-def may_gain(problem: MemoryProblem, verdict: Check, before: Correction, after: Correction) -> bool:
+def may_gain(problem: MemoryProblem, verdict: MemoryCheck, before: Correction, after: Correction) -> bool:
     """Return whether corrected times may make another plan faster by what is worth a compilation.
 
     Every plan computes the step once, whatever that takes; they differ in what they spend in addition, and are
@@ -143,7 +143,7 @@ def may_gain(problem: MemoryProblem, verdict: Check, before: Correction, after: 
     return spent_us * (1.0 - min(products, moves) / max(products, moves)) > (1.0 - WORTH_A_TRY) * verdict.time_us
 
 
-def is_idle(latest: Trial, verdict: Check) -> bool:
+def is_idle(latest: Trial, verdict: MemoryCheck) -> bool:
     """Return whether the step spends time to save memory, and then leaves a good part of its planned peak unused."""
     spends = verdict.recompute_us + verdict.stall_us + verdict.cut_us > 0
     return latest.kept and spends and -latest.excess_bytes > IDLE_SHARE * latest.budget_bytes

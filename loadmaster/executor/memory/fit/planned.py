@@ -46,7 +46,7 @@ from loadmaster.executor.memory.fit.values import Comparison, Difference
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.timeline import record
 from loadmaster.models.kinds import check_plan
-from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.checker import MemoryCheck
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -275,7 +275,7 @@ class PlannedSide:
             self.on_try(latest)
         return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))
 
-    def _corrected(self, state: State, verdict: Check) -> State:
+    def _corrected(self, state: State, verdict: MemoryCheck) -> State:
         """The state with the correction of the next problem, after the latest trial."""
         latest, candidate = state.trials[-1], state.candidates[-1]
         correction = latest.correction
@@ -328,7 +328,7 @@ class PlannedSide:
         was_profiled = self.runs.device.type == "cuda" and options.costs is None and options.hardware is None
         return PESSIMISM if was_profiled else 1.0  # other times bound nothing
 
-    def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
+    def _factors(self, candidate: Candidate, verdict: MemoryCheck) -> tuple[float, float]:
         """Factors that make the captured costs of the plan those that were measured.
 
         Waiting for copies and cutting the graph are not an operator's time. The time between kernels is spread over
@@ -379,9 +379,9 @@ def _expect_plan(plan: object, budget_bytes: int) -> MemoryPlan:
     return plan
 
 
-def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
+def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> MemoryCheck:
     verdict = check_plan(problem, plan)
     if not verdict.ok:
         raise CheckFailedError(f"the planner's plan breaks its problem: {verdict.violations[0]}")
-    assert isinstance(verdict, Check), "there is a schedule"
+    assert isinstance(verdict, MemoryCheck), "there is a schedule"
     return verdict

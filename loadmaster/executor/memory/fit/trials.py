@@ -17,7 +17,7 @@ from loadmaster.executor.steps.measure import Measurement
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.wrappers import own_module
 from loadmaster.models.fit_record import PlainTryRecord, TryRecord
-from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.checker import MemoryCheck
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -153,7 +153,7 @@ class Proposal:
 
     problem: MemoryProblem
     plan: MemoryPlan
-    verdict: Check
+    verdict: MemoryCheck
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ Shape = Hashable
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """A call of the recorded step.
 
     Attributes:
@@ -55,7 +55,7 @@ Move = tuple[Literal["store", "evict", "load"], int]
 class Schedule:
     """Moves before each call of the recorded step."""
 
-    calls: Sequence[Call]
+    calls: Sequence[RecordedCall]
     moves: dict[int, list[Move]]
     uses: dict[int, list[int]] = field(default_factory=dict)
     places: dict[Hashable, list[int]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Schedule:
                     self.uses.setdefault(number, []).append(at)
 
 
-def schedule_of(calls: Sequence[Call], trace: Trace, moves: Moves) -> Schedule:
+def schedule_of(calls: Sequence[RecordedCall], trace: Trace, moves: Moves) -> Schedule:
     """Build the schedule of a plan: each move comes before the first call of its operator."""
     count = len(trace.problem.operators)
     first: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Follower:
         self.lost = False
         self._late.clear()
 
-    def expect(self, key: Hashable) -> Call | None:
+    def expect(self, key: Hashable) -> RecordedCall | None:
         """Make the moves before a call, and return the recorded call that it is; None of a stranger."""
         if self.lost:
             return None
@@ -133,7 +133,7 @@ class Follower:
         """Return whether the next recorded call has this key."""
         return self.at < len(self.schedule.calls) and self.schedule.calls[self.at].key == key
 
-    def pass_by(self) -> Call:
+    def pass_by(self) -> RecordedCall:
         """Pass the next recorded call and return it, while another plan is followed."""
         self.at += 1
         self.matched += 1
@@ -194,7 +194,7 @@ class Shapes:
         self._next: dict[Follower, Follower] = {}
         self._last: Follower | None = None
         self._candidates: list[Follower] = []
-        self._expected: list[tuple[Follower, Call]] = []
+        self._expected: list[tuple[Follower, RecordedCall]] = []
         self._strange = 0
 
     def __contains__(self, shape: Shape) -> bool:
@@ -231,7 +231,7 @@ class Shapes:
             self._last = self.active
         self._start(self._next.get(self.active, self.active))
 
-    def expect(self, key: Hashable) -> Call | None:
+    def expect(self, key: Hashable) -> RecordedCall | None:
         """Make the moves before a call, and return the active plan's recorded call that it is; None of a stranger."""
         self._expected.clear()
         if self.active is None:

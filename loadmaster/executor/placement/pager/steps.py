@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.placement.pager.memory import Counts, Page, PagedMemory, least_recently_used
 from loadmaster.executor.placement.pager.prefetch import Prefetcher
-from loadmaster.executor.placement.pager.schedule import MOST_SHAPES, Call, Follower, Shape, Shapes, schedule_of
+from loadmaster.executor.placement.pager.schedule import MOST_SHAPES, Follower, RecordedCall, Shape, Shapes, schedule_of
 from loadmaster.executor.placement.recorder import Notes, name_gradients, name_resident, name_state
 from loadmaster.executor.placement.trace import Cost, Trace, trace_of
 from loadmaster.executor.steps.batch import Batch
@@ -81,7 +81,7 @@ class Tape:
     """A step that is being recorded."""
 
     notes: Notes
-    calls: list[Call] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     clocks: list[tuple[Mark, Mark]] = field(default_factory=list)
 
     def times_us(self) -> list[float]:
@@ -130,7 +130,7 @@ class Steps:
 
     # Within a step
 
-    def expect(self, key: Hashable) -> Call | None:
+    def expect(self, key: Hashable) -> RecordedCall | None:
         """Make the plan's moves before a call, and return the recorded call that it is; None of a stranger."""
         before = self._shapes.active
         expected = self._shapes.expect(key)
@@ -146,7 +146,7 @@ class Steps:
         start = mark(self._device)
         return run(), (start, mark(self._device))
 
-    def ran(self, ran: Ran, expected: Call | None) -> None:
+    def ran(self, ran: Ran, expected: RecordedCall | None) -> None:
         """Take note of a call that ran, for the plan and for the recording."""
         if expected is not None:
             self._shapes.ran(ran.pages, ran.born)
@@ -164,7 +164,7 @@ class Steps:
             for tensor, page in zip(ran.given, ran.pages, strict=True)
         )
         births = tuple(None if page is None else self._number(tape, page) for page in ran.born)
-        tape.calls.append(Call(ran.key, operands, births, ran.new_bytes, None if operator is None else number))
+        tape.calls.append(RecordedCall(ran.key, operands, births, ran.new_bytes, None if operator is None else number))
 
     def _number(self, tape: Tape, page: Page) -> int | None:
         storage = page.storage()

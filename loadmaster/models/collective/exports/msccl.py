@@ -14,10 +14,10 @@ from xml.sax.saxutils import quoteattr
 from loadmaster.errors import InputError
 from loadmaster.models.collective.exports.streams import (
     Move,
-    Place,
     Programs,
     Step,
     Stream,
+    StreamPlace,
     expect_even,
     fewest_blocks,
     fitted,
@@ -159,7 +159,7 @@ def _gpu(programs: Programs, rank: int, lanes: int) -> list[str]:
         for place, step in enumerate(programs.streams[stream]):
             waits = [(block[other], last[other][at]) for other, at in step.waits]
             for wait in waits[:-1]:
-                lines.append(_step(number, "nop", Place("i", -1), Place("i", -1), 0, wait, False))
+                lines.append(_step(number, "nop", StreamPlace("i", -1), StreamPlace("i", -1), 0, wait, False))
                 number += 1
             for n, move in enumerate(step.moves):
                 wait = waits[-1] if waits and not n else (-1, -1)
@@ -171,7 +171,7 @@ def _gpu(programs: Programs, rank: int, lanes: int) -> list[str]:
     return lines
 
 
-def _operation(stream: Stream, move: Move) -> tuple[str, Place, Place]:
+def _operation(stream: Stream, move: Move) -> tuple[str, StreamPlace, StreamPlace]:
     """Type, source and target of a step."""
     if stream.role == "send":
         return "s", move.source, move.source
@@ -194,7 +194,9 @@ def _last_steps(steps: Sequence[Step]) -> list[int]:
     return found
 
 
-def _step(number: int, kind: str, source: Place, target: Place, count: int, wait: tuple[int, int], has: bool) -> str:
+def _step(
+    number: int, kind: str, source: StreamPlace, target: StreamPlace, count: int, wait: tuple[int, int], has: bool
+) -> str:
     attributes = {
         "s": number,
         "type": kind,

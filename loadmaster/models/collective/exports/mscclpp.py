@@ -20,11 +20,11 @@ from typing import Any
 from loadmaster.errors import InputError
 from loadmaster.models.collective.exports.streams import (
     Move,
-    Place,
     Point,
     Programs,
     Step,
     Stream,
+    StreamPlace,
     expect_even,
     fewest_blocks,
     fitted,
@@ -291,7 +291,7 @@ def _local(step: Step) -> Iterator[Document]:
         yield _reduce([first.target, *places[start : start + INPUTS_PER_OPERATION - 1]], first)
 
 
-def _reduce(sources: list[Place], move: Move) -> Document:
+def _reduce(sources: list[StreamPlace], move: Move) -> Document:
     read = [_local_buffer(place, move) for place in sources]
     return {"name": "re", "src_buff": read, "dst_buff": _target(move), "reduce_op": "sum"}
 
@@ -300,7 +300,7 @@ def _target(move: Move) -> list[Document]:
     return [_local_buffer(move.target, move)]
 
 
-def _local_buffer(place: Place, move: Move) -> Document:
+def _local_buffer(place: StreamPlace, move: Move) -> Document:
     return {"type": place.buffer, "index": place.index, "size": move.count}
 
 

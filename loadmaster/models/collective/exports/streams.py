@@ -31,15 +31,15 @@ Role = Literal["send", "receive", "local"]
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPlace:
     """Units from ``index`` on in a rank's input, output or scratch."""
 
     buffer: Buffer
     index: int
 
-    def after(self, count: int) -> Place:
+    def after(self, count: int) -> StreamPlace:
         """The place that many units further."""
-        return Place(self.buffer, self.index + count)
+        return StreamPlace(self.buffer, self.index + count)
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Move:
         landing: where they land on the receiver before they are added; None: nowhere.
     """
 
-    source: Place
-    target: Place
-    operand: Place | None = None
-    landing: Place | None = None
+    source: StreamPlace
+    target: StreamPlace
+    operand: StreamPlace | None = None
+    landing: StreamPlace | None = None
     count: int = 1
 
     def takes(self, other: Move, most: int) -> bool:
@@ -66,7 +66,7 @@ class Move:
         return self.count + other.count <= most and ends == its
 
     @property
-    def places(self) -> tuple[Place, Place, Place | None, Place | None]:
+    def places(self) -> tuple[StreamPlace, StreamPlace, StreamPlace | None, StreamPlace | None]:
         return (self.source, self.target, self.operand, self.landing)
 
 
@@ -224,17 +224,17 @@ class _Builder:
                 self._finish(rank, instance, at[rank], home[rank], wrote[rank])
         return Programs(self._streams, self._scratch)
 
-    def _unit(self, buffer: Buffer, offset_bytes: int, instance: int) -> Place:
+    def _unit(self, buffer: Buffer, offset_bytes: int, instance: int) -> StreamPlace:
         """Instance q has the q-th run of every piece, so that chunks of a piece stay neighbours."""
         piece, part = divmod(offset_bytes // self._unit_bytes, self._chunk_count)
-        return Place(buffer, (piece * self._instances + instance) * self._chunk_count + part)
+        return StreamPlace(buffer, (piece * self._instances + instance) * self._chunk_count + part)
 
     def _message(
         self,
         message: Message,
         instance: int,
-        at: list[dict[int, Place]],
-        home: list[dict[int, Place]],
+        at: list[dict[int, StreamPlace]],
+        home: list[dict[int, StreamPlace]],
         wrote: list[dict[int, Point]],
     ) -> None:
         source, target = message.source, message.target
@@ -261,7 +261,12 @@ class _Builder:
                 at[target][chunk], wrote[target][chunk] = home[target][chunk], point
 
     def _finish(
-        self, rank: int, instance: int, at: dict[int, Place], home: dict[int, Place], wrote: dict[int, Point]
+        self,
+        rank: int,
+        instance: int,
+        at: dict[int, StreamPlace],
+        home: dict[int, StreamPlace],
+        wrote: dict[int, Point],
     ) -> None:
         """Copy what a rank started with and must end with; in form ``gather``, add up."""
         own = self._lowered.buffers.outputs[rank]
@@ -274,9 +279,9 @@ class _Builder:
             stream = Stream("local", rank, rank, instance, self._lane(rank, rank))
             self._append(stream, tuple(moves), (wrote.get(c) for c in total.chunks))
 
-    def _slot(self, rank: int) -> Place:
+    def _slot(self, rank: int) -> StreamPlace:
         self._scratch[rank] += 1
-        return Place("s", self._scratch[rank] - 1)
+        return StreamPlace("s", self._scratch[rank] - 1)
 
     def _lane(self, source: int, target: int) -> int:
         """Messages of a link take turns, which keeps them in the order of time."""

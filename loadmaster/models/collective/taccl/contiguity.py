@@ -55,7 +55,7 @@ _UNITS = 1_000
 LIMIT = 6
 
 
-class Variables:
+class ContiguityVariables:
     """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
@@ -162,7 +162,7 @@ class Contiguity:
     """The program, whose objective is in nanoseconds, and the way back from its points to schedules."""
 
     program: Program
-    variables: Variables
+    variables: ContiguityVariables
 
     def schedule(self, solution: Solution) -> tuple[Send, ...]:
         """The sends of a solution, as early as the order allows. Raises ValueError: it has no incumbent."""
@@ -225,7 +225,7 @@ def formulate(
     if horizon_ns is None:
         horizon_ns = time_ns(ordered, alone(ordered))
     b = ProgramBuilder()
-    v = Variables(b, ordered, limit, merging, horizon_ns)
+    v = ContiguityVariables(b, ordered, limit, merging, horizon_ns)
     end_after_every_hop(b, v)
     send_what_has_arrived(b, v)
     start_together(b, v)
@@ -236,20 +236,20 @@ def formulate(
     return Contiguity(b.build(), v)
 
 
-def end_after_every_hop(b: ProgramBuilder, v: Variables) -> None:
+def end_after_every_hop(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (5.2): the time is no less than the arrival of any hop."""
     row, latency = np.arange(len(v.own)), [v.latency(h) for h in v.own]
     terms: list[Term] = [(row, v.time, 1), (row, v.send, -1), (row, v.lat, -1)]
     b.rows("end_after_every_hop", len(row), terms, lower=latency)
 
 
-def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
+def send_what_has_arrived(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (5.4): a hop starts once all it waits for has arrived."""
     pairs = {(v.of(h), v.of(g)): v.latency(g) for h in v.own for g in v.ordered.hops[h].after}
     _follow(b, v, "send_what_has_arrived", pairs)
 
 
-def start_together(b: ProgramBuilder, v: Variables) -> None:
+def start_together(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (5.16): hops of one message start together."""
     rows = b.row_list("start_together")
     for earlier, later in v.pairs():
@@ -260,7 +260,7 @@ def start_together(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def occupy_for_the_whole_message(b: ProgramBuilder, v: Variables) -> None:
+def occupy_for_the_whole_message(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (5.17): a hop occupies its link for its whole message."""
     rows = b.row_list("occupy_for_the_whole_message")
     for h, lat in zip(v.own, v.lat.tolist(), strict=True):
@@ -271,7 +271,7 @@ def occupy_for_the_whole_message(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def follow_on_the_link(b: ProgramBuilder, v: Variables) -> None:
+def follow_on_the_link(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (5.19): messages of one stretch follow one another."""
     rows = b.row_list("follow_on_the_link")
     for earlier, later in v.pairs():
@@ -282,14 +282,14 @@ def follow_on_the_link(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def follow_on_the_resource(b: ProgramBuilder, v: Variables) -> None:
+def follow_on_the_resource(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (5.20) and (5.21): neighbours on a resource that are not of one stretch follow one another."""
     before = v.ordered.before
     pairs = {(v.of(h), v.of(g)): 0.0 for h in v.own for g in before[h] if v.continued(h) != g}
     _follow(b, v, "follow_on_the_resource", pairs)
 
 
-def travel_in_one_run(b: ProgramBuilder, v: Variables) -> None:
+def travel_in_one_run(b: ProgramBuilder, v: ContiguityVariables) -> None:
     """Add (R): each hop of a stretch travels in one chosen run."""
     members = [h for h in v.own if v.runs_with[h]]
     rows = b.row_list("travel_in_one_run")
@@ -299,7 +299,7 @@ def travel_in_one_run(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def _follow(b: ProgramBuilder, v: Variables, name: str, pairs: Mapping[tuple[int, int], float]) -> None:
+def _follow(b: ProgramBuilder, v: ContiguityVariables, name: str, pairs: Mapping[tuple[int, int], float]) -> None:
     """Add rows for (later, earlier) -> latency: the later starts after the earlier one's occupancy and that latency."""
     later, earlier = (np.array([pair[end] for pair in pairs], dtype=np.int64) for end in (0, 1))
     row = np.arange(len(pairs))

@@ -107,7 +107,7 @@ _CONNECTIONS_SHARE = 0.01
 _USED = 0.5
 
 
-class Variables:
+class RoutingVariables:
     """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
@@ -191,7 +191,7 @@ class Routing:
     """The program, its times in nanoseconds, and the way back from its points to routes."""
 
     program: Program
-    variables: Variables
+    variables: RoutingVariables
 
     def routes(self, values: FloatArray) -> tuple[tuple[int, ...], ...]:
         """Links that each chunk takes at a point [columns], ascending: a tree from its sources."""
@@ -238,7 +238,7 @@ def formulate(instance: Instance) -> Routing:
     if instance.combines:
         raise InputError("chunks", "sums", "are not routed", "Route the reversed instance, or form 'gather'.")
     b = ProgramBuilder()
-    v = Variables(b, instance)
+    v = RoutingVariables(b, instance)
     end_last(b, v)
     arrive_after_leaving(b, v)
     carry_on_resources(b, v)
@@ -252,7 +252,7 @@ def formulate(instance: Instance) -> Routing:
     return Routing(b.build(), v)
 
 
-def end_last(b: ProgramBuilder, v: Variables) -> None:
+def end_last(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (5.2): the time is no less than the arrival at any target."""
     rows = _OnceRows(b, "end_last")
     for (c, r), column in v.start.items():
@@ -261,7 +261,7 @@ def end_last(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def arrive_after_leaving(b: ProgramBuilder, v: Variables) -> None:
+def arrive_after_leaving(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (5.5): a chunk arrives a transfer after it leaves."""
     rows = _OnceRows(b, "arrive_after_leaving")
     for p in v.pairs:
@@ -275,7 +275,7 @@ def arrive_after_leaving(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
+def carry_on_resources(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (5.6) to (5.8): the time covers what each resource carries."""
     rows = _OnceRows(b, "carry_on_resources")
     on_link: dict[int, list[int]] = defaultdict(list)
@@ -294,7 +294,7 @@ def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def use_what_is_sent_over(b: ProgramBuilder, v: Variables) -> None:
+def use_what_is_sent_over(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (5.9): a link over which a chunk is sent is used."""
     rows = _OnceRows(b, "use_what_is_sent_over")
     for p, k in enumerate(v.link):
@@ -303,7 +303,7 @@ def use_what_is_sent_over(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def use_only_then(b: ProgramBuilder, v: Variables) -> None:
+def use_only_then(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (5.10): only such links are used."""
     rows = _OnceRows(b, "use_only_then")
     sent: dict[int, dict[int, float]] = defaultdict(dict)
@@ -315,7 +315,7 @@ def use_only_then(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def enter_nodes(b: ProgramBuilder, v: Variables) -> None:
+def enter_nodes(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (5.15): a chunk enters each node with targets but without a source."""
     topology = v.instance.topology
     rows = _OnceRows(b, "enter_nodes")
@@ -333,7 +333,7 @@ def enter_nodes(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def arrive_once(b: ProgramBuilder, v: Variables) -> None:
+def arrive_once(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (a): a chunk gets to each target once, and to other ranks at most once."""
     rows = _OnceRows(b, "arrive_once")
     for (c, r), arriving in v.arriving.items():
@@ -341,7 +341,7 @@ def arrive_once(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def send_what_arrived(b: ProgramBuilder, v: Variables) -> None:
+def send_what_arrived(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (b): a rank sends on what arrived."""
     rows = _OnceRows(b, "send_what_arrived")
     for p in v.pairs:
@@ -353,7 +353,7 @@ def send_what_arrived(b: ProgramBuilder, v: Variables) -> None:
     rows.done()
 
 
-def pass_on_what_arrived(b: ProgramBuilder, v: Variables) -> None:
+def pass_on_what_arrived(b: ProgramBuilder, v: RoutingVariables) -> None:
     """Add (c): a rank that is not a target passes on what arrived."""
     rows = _OnceRows(b, "pass_on_what_arrived")
     leaving: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)

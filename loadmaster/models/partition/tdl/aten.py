@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadmaster.models.partition.tdl import rules
-from loadmaster.models.partition.tdl.calls import Call
+from loadmaster.models.partition.tdl.calls import TdlCall
 from loadmaster.models.partition.tdl.formula import Formula
 from loadmaster.models.partition.tdl.rules import Rule
 
 
-def formula_of(call: Call) -> Formula | None:
+def formula_of(call: TdlCall) -> Formula | None:
     """The formula of a call; None where no rule knows it."""
     rule = RULES.get(call.name, rules.pointwise if call.pointwise else None)
     if rule is None:

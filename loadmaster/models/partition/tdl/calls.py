@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Call:
+class TdlCall:
     """One call of an ATen operator.
 
     Attributes:

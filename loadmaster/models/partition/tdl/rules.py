@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadmaster.models.partition.tdl.calls import Call, Shape, broadcast, free, whole
+from loadmaster.models.partition.tdl.calls import Shape, TdlCall, broadcast, free, whole
 from loadmaster.models.partition.tdl.formula import Formula
 
-Rule = Callable[[Call], Formula | None]
+Rule = Callable[[TdlCall], Formula | None]
 
 # Whole dimensions that a kernel takes row by row are tried with so many elements.
 _SHORT = 8
@@ -19,7 +19,7 @@ _SHORT = 8
 _TILE = 32
 
 
-def pointwise(call: Call) -> Formula | None:
+def pointwise(call: TdlCall) -> Formula | None:
     """Functions of single elements, inputs broadcast."""
     shape = call.results[0]
     letters = free(len(shape))
@@ -31,20 +31,20 @@ def pointwise(call: Call) -> Formula | None:
 def fixed(*inputs: str, to: str) -> Rule:
     """Tensors that always have these letters, as many of the inputs as there are."""
 
-    def rule(call: Call) -> Formula:
+    def rule(call: TdlCall) -> Formula:
         return Formula(inputs[: len(call.inputs)], tuple(to.split(",")))
 
     return rule
 
 
-def filled(call: Call) -> Formula:
+def filled(call: TdlCall) -> Formula:
     """A tensor of a shape that the kernel is told; what it is like does not matter."""
     letters = free(len(call.results[0]))
     like = tuple("KLMNOPQRST"[: len(shape)] for _, shape in call.inputs)
     return Formula(like, (letters,), told={"size": letters})
 
 
-def _reduction(call: Call, *, adds: bool) -> Formula:
+def _reduction(call: TdlCall, *, adds: bool) -> Formula:
     rank = len(call.first)
     dims = call.dims("dim", rank)
     letters = free(rank) if adds else whole(free(rank), dims)
@@ -52,17 +52,17 @@ def _reduction(call: Call, *, adds: bool) -> Formula:
     return Formula((letters,), (kept,) * len(call.results))
 
 
-def summed(call: Call) -> Formula:
+def summed(call: TdlCall) -> Formula:
     """A sum over some dimensions: sums of shares are terms of it."""
     return _reduction(call, adds=True)
 
 
-def reduced(call: Call) -> Formula:
+def reduced(call: TdlCall) -> Formula:
     """Reductions other than sums, over dimensions that are needed whole."""
     return _reduction(call, adds=False)
 
 
-def along(call: Call) -> Formula:
+def along(call: TdlCall) -> Formula:
     """Functions of rows along some dimensions, which all tensors of that rank have whole: softmax, sorting."""
     rank = len(call.first)
     dims = call.dims("dim" if "dim" in call.arguments else "dims", rank)
@@ -73,7 +73,7 @@ def along(call: Call) -> Formula:
     return Formula((letters,) * len(call.inputs), (letters,) * len(call.results), small=small)
 
 
-def changed_along(call: Call) -> Formula:
+def changed_along(call: TdlCall) -> Formula:
     """Functions of rows whose extents differ between tensors: gather, scatter, top k, concatenation, slices."""
     rank = len(call.results[0])
     dims = call.dims("dim" if "dim" in call.arguments else "dims", rank)
@@ -91,7 +91,7 @@ def changed_along(call: Call) -> Formula:
     return Formula(inputs, results, told={"input_sizes": results[0]} if "input_sizes" in call.arguments else {})
 
 
-def stacked(call: Call) -> Formula:
+def stacked(call: TdlCall) -> Formula:
     """Tensors stacked along a new dimension."""
     rank = len(call.results[0])
     (dim,) = call.dims("dim", rank)
@@ -99,7 +99,7 @@ def stacked(call: Call) -> Formula:
     return Formula((letters[:dim] + letters[dim + 1 :],) * len(call.inputs), (letters,))
 
 
-def select_backward(call: Call) -> Formula:
+def select_backward(call: TdlCall) -> Formula:
     """The gradient of one element of a dimension, in its place."""
     rank = len(call.results[0])
     (dim,) = call.dims("dim", rank)
@@ -107,7 +107,7 @@ def select_backward(call: Call) -> Formula:
     return Formula((letters[:dim] + letters[dim + 1 :],), (letters,), told={"input_sizes": letters})
 
 
-def padded(call: Call) -> Formula:
+def padded(call: TdlCall) -> Formula:
     """Padding of the last dimensions, which grow."""
     rank, count = len(call.first), len(call.arguments["pad"]) // 2
     kept = free(rank - count)
@@ -115,19 +115,19 @@ def padded(call: Call) -> Formula:
     return Formula((kept + upper,), (kept + "".join(chr(ord(c) + 1) for c in upper),))
 
 
-def looked_up(call: Call) -> Formula:
+def looked_up(call: TdlCall) -> Formula:
     """Rows of a table by number."""
     letters = free(len(call.shape("indices")))
     return Formula(("Vz", letters), (letters + "z",), small={"V": _SHORT})
 
 
-def looked_up_backward(call: Call) -> Formula:
+def looked_up_backward(call: TdlCall) -> Formula:
     """Gradients of a table: those of each row, summed."""
     letters = free(len(call.shape("indices")))
     return Formula((letters + "z", letters), ("Vz",), told={"num_weights": "V"}, small={"V": _SHORT})
 
 
-def normalized(call: Call) -> Formula:
+def normalized(call: TdlCall) -> Formula:
     """Layer and RMS norms: the last dimensions of every row; mean and deviation have one element there."""
     rank, count = len(call.first), len(call.arguments["normalized_shape"])
     kept, over = free(rank - count), "HIJ"[:count]
@@ -145,7 +145,7 @@ def normalized(call: Call) -> Formula:
     )
 
 
-def group_normalized(call: Call) -> Formula:
+def group_normalized(call: TdlCall) -> Formula:
     """Group norms: groups of channels of each sample by themselves."""
     space = "XYZ"[: len(call.first) - 2]
     image, groups = "aC" + space, "aG"
@@ -158,7 +158,7 @@ def group_normalized(call: Call) -> Formula:
     )
 
 
-def batch_normalized(call: Call) -> Formula:
+def batch_normalized(call: TdlCall) -> Formula:
     """Batch norms: each channel by itself, as a share of the batch has other statistics."""
     image = "Bc" + "XYZ"[: len(call.first) - 2]
     inputs = tuple(image if len(shape) > 1 else "c" for _, shape in call.inputs)
@@ -166,7 +166,7 @@ def batch_normalized(call: Call) -> Formula:
     return Formula(inputs, results, small={"B": 4})
 
 
-def windowed(call: Call) -> Formula:
+def windowed(call: TdlCall) -> Formula:
     """Pooling and resampling: samples and channels by themselves, space whole. Both passes."""
     names: dict[tuple[int, int], str] = {}
 
@@ -181,7 +181,7 @@ def windowed(call: Call) -> Formula:
     return Formula(inputs, results, told=told)
 
 
-def convolved(call: Call) -> Formula:
+def convolved(call: TdlCall) -> Formula:
     """Convolutions of data [n, i, ...] with filters [o, i, ...], if transposed [i, o, ...]; by samples with groups."""
     space = len(call.first) - 2
     wide, short, made = "XYZ"[:space], "KLM"[:space], "PQR"[:space]
@@ -196,7 +196,7 @@ def convolved(call: Call) -> Formula:
     return Formula(inputs[: len(call.inputs)], ("n" + o + made,))
 
 
-def convolved_backward(call: Call) -> Formula:
+def convolved_backward(call: TdlCall) -> Formula:
     """Gradients of a convolution from gradient [n, o, ...], data and filters: those that are asked for."""
     space = len(call.first) - 2
     wide, short, made = "XYZ"[:space], "KLM"[:space], "PQR"[:space]
@@ -208,12 +208,12 @@ def convolved_backward(call: Call) -> Formula:
     return Formula(("n" + o + made, "n" + i + wide, filters), _asked(every, call))
 
 
-def _asked(results: tuple[str, ...], call: Call) -> tuple[str, ...]:
+def _asked(results: tuple[str, ...], call: TdlCall) -> tuple[str, ...]:
     """The results that a backward pass is asked for."""
     return tuple(of for of, wanted in zip(results, call.arguments["output_mask"], strict=True) if wanted)
 
 
-def log_likelihood(call: Call) -> Formula:
+def log_likelihood(call: TdlCall) -> Formula:
     """Rows of log-probabilities and classes -> a sum, and the sum of their weights."""
     rows = _rows(call.shape("self"))
     by_name = {"self": rows, "target": rows.replace("C", ""), "weight": "C"}
@@ -221,7 +221,7 @@ def log_likelihood(call: Call) -> Formula:
     return Formula(tuple(by_name[name] for name, _ in call.inputs), (by_name["target"] if per_row else "", ""))
 
 
-def log_likelihood_backward(call: Call) -> Formula:
+def log_likelihood_backward(call: TdlCall) -> Formula:
     """The gradient of rows; the weights' sum is that of all rows."""
     rows = _rows(call.shape("self"))
     classes = rows.replace("C", "")
@@ -234,7 +234,7 @@ def _rows(shape: Shape) -> str:
     return free(1) + "C" + free(len(shape))[1:-1] if len(shape) > 1 else "C"
 
 
-def attention(call: Call) -> Formula:
+def attention(call: TdlCall) -> Formula:
     """Attention, heads by themselves. Keys are needed whole, and rows of queries too: masks count them."""
     queries, keys = call.shape("query"), call.shape("key")
     heads = "b" if queries[1] == keys[1] else "B"  # grouped heads have two numbers
@@ -268,7 +268,7 @@ def attention(call: Call) -> Formula:
 def leading(kept: int) -> Rule:
     """Rule that takes the first ``kept`` dimensions by themselves, the rest whole; -2: all but the last two."""
 
-    def rule(call: Call) -> Formula:
+    def rule(call: TdlCall) -> Formula:
         count = kept if kept > 0 else len(call.first) + kept
         names: dict[tuple[int, int], str] = {}
 
@@ -281,7 +281,7 @@ def leading(kept: int) -> Rule:
     return rule
 
 
-def selected(call: Call) -> Formula:
+def selected(call: TdlCall) -> Formula:
     """Selection of places of one dimension by number: what is read there, or written."""
     shape = call.shape("self")
     (dim,) = call.dims("dim", len(shape))
@@ -293,14 +293,14 @@ def selected(call: Call) -> Formula:
     return Formula(inputs, (letters if written else rows,), small={letters[dim]: _SHORT})
 
 
-def sought(call: Call) -> Formula:
+def sought(call: TdlCall) -> Formula:
     """Search for every element by itself, in a table."""
     letters = free(len(call.results[0]))
     names = {"self": letters, "elements": letters, "boundaries": "Z", "test_elements": "WXYZ"}
     return Formula(tuple(names[name][: len(shape)] for name, shape in call.inputs), (letters,))
 
 
-def by_index(call: Call) -> Formula | None:
+def by_index(call: TdlCall) -> Formula | None:
     """Dimensions side by side looked up by tensors of numbers, the others as they are."""
     places = [n for n, given in enumerate(call.arguments["indices"]) if given]
     if places != [*range(places[0], places[-1] + 1)]:
@@ -317,7 +317,7 @@ def by_index(call: Call) -> Formula | None:
     return Formula(inputs, (letters if "put" in call.name else rows,), small=small)
 
 
-def repeated(call: Call) -> Formula | None:
+def repeated(call: TdlCall) -> Formula | None:
     """Repetition of some dimensions; the others can be split."""
     repeats, rank = call.arguments["repeats"], len(call.first)
     if len(repeats) != rank:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from loadmaster.models.partition.placements import code
 from loadmaster.models.partition.problem import Need, Part, Strategy
-from loadmaster.models.partition.views import Cut, View
+from loadmaster.models.partition.views import Cut, ShapeView
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Seen:
     cuts: tuple[Cut | None, ...]
 
 
-def through_views(strategies: Sequence[Strategy], views: Sequence[View]) -> list[Seen]:
+def through_views(strategies: Sequence[Strategy], views: Sequence[ShapeView]) -> list[Seen]:
     """The strategies that are some of the tensors' own.
 
     Args:
@@ -39,7 +39,7 @@ def through_views(strategies: Sequence[Strategy], views: Sequence[View]) -> list
     return [seen for strategy in strategies for seen in _seen(strategy, views)]
 
 
-def _seen(strategy: Strategy, views: Sequence[View]) -> Iterator[Seen]:
+def _seen(strategy: Strategy, views: Sequence[ShapeView]) -> Iterator[Seen]:
     parts = [code(part) for part in (*(need.part for need in strategy.inputs), *strategy.outputs)]
     slots = [(slot, part) for slot, part in enumerate(parts) if part >= 0]
     starts = [set(views[slot].starts(part)) for slot, part in slots]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadmaster.errors import InputError
-from loadmaster.models.placement.checker import Check
+from loadmaster.models.placement.checker import PlacementCheck
 from loadmaster.models.placement.plan import Moves
 from loadmaster.models.placement.policies.correlation import Correlation
 from loadmaster.models.placement.policies.policy import Belady, Lru, Policy
@@ -130,7 +130,7 @@ def of_log(problem: PlacementProblem, policy: str, log: Log, tier: int = 0) -> P
     )
 
 
-def of_plan(problem: PlacementProblem, moves: Moves, check: Check) -> PolicyRun:
+def of_plan(problem: PlacementProblem, moves: Moves, check: PlacementCheck) -> PolicyRun:
     """Outcome of a plan that holds, from what the checker replayed: a step of those that repeat."""
     assert check.timeline is not None
     timeline = check.timeline

@@ -18,7 +18,7 @@ from loadmaster.executor import apply, capture
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.plan import Compute, Infeasibility, Stage
+from loadmaster.models.memory.plan import Compute, MemoryInfeasibility, Stage
 from tests.executor.memory.models import SMALL, Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.replay import Replay
 from tests.executor.memory.schedules import plan, schedule
@@ -278,7 +278,7 @@ def test_plans_that_cannot_be_applied(captured):
         apply(chosen, model, loss, backend="tensorrt")
     with pytest.raises(InputError, match="status"):
         apply(replace(chosen, schedule=None, status="infeasible"), model, loss)
-    least = Infeasibility(minimum_budget_bytes=700, short_bytes=1, where="loss", blockers=())
+    least = MemoryInfeasibility(minimum_budget_bytes=700, short_bytes=1, where="loss", blockers=())
     for why, enough in ((least, "700 bytes"), (replace(least, planned_budget_bytes=800), "800 bytes")):
         with pytest.raises(InputError, match=f"Plan again with {enough} or more"):
             apply(replace(chosen, schedule=None, status="infeasible", infeasibility=why), model, loss)
