@@ -190,7 +190,6 @@ _KINDS = (
         table="every kernel's time, bytes and products as a table",
         program=True,
         statements="loadmaster.models.graph.statements:STATEMENTS",
-        summary="loadmaster.models.graph.summary:summary",
         methods=("auto", "hector", "vanilla", "unfused"),
         limit=_budget("graph", "what its largest order takes by rule"),
         capture="loadmaster.executor.graph.command:main",

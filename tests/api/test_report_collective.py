@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
 from loadmaster.api.report.collective.pictures import colour, png, size_ticks, telling
 from loadmaster.api.report.collective.plan_page import plan_page
 from loadmaster.api.report.collective.timeline import LARGEST_ROWS, TimelineRow, owner_word, owners_of, timeline
-from loadmaster.api.report.collective.trace import chrome_trace
-from loadmaster.api.report.collective.view import CollectiveView, view
+from loadmaster.api.report.collective.view import CollectiveView, algorithm_gbps, bus_gbps, view
+from loadmaster.api.report.collective.views import chrome_trace
 from loadmaster.api.report.page import script
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm

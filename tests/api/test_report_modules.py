@@ -8,8 +8,8 @@ from loadmaster.api.report.bands import LETTER_WIDTH, bands
 from loadmaster.api.report.memory.pictures import filling, png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.snapshot import memory_snapshot
-from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import MemoryView, view
+from loadmaster.api.report.memory.views import chrome_trace
 from loadmaster.api.report.memory.words import details
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget

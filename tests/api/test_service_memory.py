@@ -12,8 +12,8 @@ from loadmaster.api.client import Client
 from loadmaster.api.errors import UnknownPlanError
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.snapshot import snapshot_bytes
-from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import view
+from loadmaster.api.report.memory.views import chrome_trace
 from loadmaster.models.kinds import check_plan, read_problem
 from loadmaster.models.memory.presets import chain
 

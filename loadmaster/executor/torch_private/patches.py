@@ -79,13 +79,13 @@ REPLACED = (
     ),
     Replaced(
         "torch._inductor.async_compile.AsyncCompile._wait_futures",
-        "memory.run.kernel_builds",
+        "memory.run.inductor_changes",
         "Inductor waits for the kernels of one graph before it lowers the next.",
         optional=True,
     ),
     Replaced(
         "torch._inductor.codegen.wrapper.EfficientPeakEstimate.__init__",
-        "memory.run.buffer_reuse",
+        "memory.run.inductor_changes",
         "Inductor knows the sizes of buffers, and reuses them, only where it reorders a graph.",
     ),
     Replaced(

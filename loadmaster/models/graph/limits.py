@@ -14,6 +14,8 @@ from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import lasting_bytes, peak_bytes, value_bytes
 from loadmaster.models.graph.schedule import Schedule
+from loadmaster.models.summary import Summary
+from loadmaster.models.units import show_at_least, show_bytes
 
 
 def by_rule(problem: GraphProblem) -> Iterator[tuple[Order, Program, Schedule]]:
@@ -56,3 +58,42 @@ def _least(problem: GraphProblem, step: Program) -> int:
 def spread(problem: GraphProblem, count: int) -> list[int]:
     """Make ``count`` budgets from what is enough to the whole, ascending, evenly spread."""
     return sorted({int(b) for b in np.linspace(enough_bytes(problem), whole_bytes(problem), count)})
+
+
+def summary(problem: GraphProblem) -> Summary:
+    """Summarize a graph problem before anything is planned."""
+    statistics, whole, least = problem.statistics, whole_bytes(problem), least_bytes(problem)
+    edges = statistics.rows("edge")
+    compaction = {end: statistics.rows(f"{end}_pair") / edges for end in ("source", "target")}  # type: ignore[arg-type]
+    count = len(orders(problem.program))
+    passes = "forward and backward" if problem.training else "forward"
+    rows = [
+        ("step", f"{passes}, {problem.element_bytes} bytes a number, {count} orders of the program"),
+        (
+            "graph",
+            f"{edges / statistics.rows('node'):.1f} edges for each node, {statistics.rows('node_type')} node types",
+        ),
+        (
+            "pairs",
+            f"{compaction['source']:.2f} sources and {compaction['target']:.2f} targets by relation for each edge",
+        ),
+        ("whole", f"{show_bytes(whole)} ({whole} bytes) in its largest order, by rule"),
+        ("enough", f"{show_bytes(enough_bytes(problem))} ({enough_bytes(problem)} bytes) in its smallest"),
+        ("least", f"{show_at_least(least)} ({least} bytes): no plan needs less"),
+        (
+            "GPU",
+            f"{problem.hardware.name}, {problem.hardware.dram_gbps:g} GB/s, {problem.hardware.launch_us:g} us a launch",
+        ),
+    ]
+    if (store := problem.store) is not None:
+        size = show_bytes(store.rows * store.row_bytes)
+        rows.append(("features", f"{size} in {store.rows} rows, {store.reads} read a step at {store.link_gbps:g} GB/s"))
+    figures = {
+        "whole_bytes": whole,
+        "enough_bytes": enough_bytes(problem),
+        "least_budget_bytes": least,
+        "orders": count,
+        "source_compaction": compaction["source"],
+        "target_compaction": compaction["target"],
+    }
+    return Summary(problem.name, tuple(rows), figures)

@@ -16,7 +16,7 @@ from loadmaster.models.fields import Bounds, Entries, Index, MayBeMissing, Size
 from loadmaster.models.memory.problem import LARGEST_COST
 from loadmaster.models.units import show_share
 
-# What :meth:`loadmaster.models.memory.verdict.Check.summary` records.
+# What :meth:`loadmaster.models.memory.verdict.MemoryCheck.summary` records.
 _Us = Annotated[float, Bounds(ge=0, le=1e9 * LARGEST_COST)]
 CHECKED: Mapping[str, Any] = {
     "ok": bool,

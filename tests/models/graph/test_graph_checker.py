@@ -15,11 +15,10 @@ from loadmaster.models.graph.checker import check_plan
 from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, hit_rate, segments
 from loadmaster.models.graph.inline import Inline, base
 from loadmaster.models.graph.library import layer
-from loadmaster.models.graph.limits import enough_bytes, least_bytes, spread, whole_bytes
+from loadmaster.models.graph.limits import enough_bytes, least_bytes, spread, summary, whole_bytes
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.residence import graph_bytes, over_time, value_bytes
-from loadmaster.models.graph.summary import summary
 from loadmaster.planner.graph.driver import plan_graph
 from loadmaster.planner.options import PlanOptions
 from tests.models.graph import problems

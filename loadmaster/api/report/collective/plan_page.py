@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from loadmaster.api.report.collective.bandwidth import bus_gbps
 from loadmaster.api.report.collective.pictures import pictures
-from loadmaster.api.report.collective.view import CollectiveView
+from loadmaster.api.report.collective.view import CollectiveView, bus_gbps
 from loadmaster.api.report.collective.words import show_gbps, show_ns
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.words import checker_fact, counted

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
-from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
-from loadmaster.api.report.collective.view import CollectiveView
+from loadmaster.api.report.collective.view import CollectiveView, algorithm_gbps, bus_gbps
 from loadmaster.api.report.words import check_row
 from loadmaster.models.collective.checker import PlanCheck
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.memory.pictures import over_time, png
 from loadmaster.api.report.memory.plan_page import plan_page, sections
-from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import MemoryView, view
 from loadmaster.api.report.memory.words import details, infeasible, summary, verdict
 from loadmaster.api.report.picture import Picture
@@ -18,7 +18,19 @@ from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained_cost
+from loadmaster.models.memory.verdict import planned_events
 from loadmaster.models.units import show_bytes, show_share
+
+
+def chrome_trace(view: MemoryView) -> dict[str, Any]:
+    """The trace document of one planned step."""
+    title = view.problem.title or view.problem.name
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": planned_events(title, view.check, view.plan.budget_bytes),
+        "otherData": {"problem_sha256": view.plan.problem_sha256, "budget_bytes": view.plan.budget_bytes},
+    }
+
 
 __all__ = [
     "both",

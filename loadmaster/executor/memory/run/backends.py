@@ -13,13 +13,12 @@ from torch.compiler import config as compiler_config
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.implementations.emitting import aten
-from loadmaster.executor.memory.run.buffer_reuse import buffers_reused
 from loadmaster.executor.memory.run.channels_last import (
     has_channels_last_gradients,
     is_channels_last,
     runs_channels_last,
 )
-from loadmaster.executor.memory.run.kernel_builds import built_together
+from loadmaster.executor.memory.run.inductor_changes import buffers_reused, built_together
 from loadmaster.executor.memory.run.lowering import Lowered, Storages, kind_of, lower, nest_concatenations
 from loadmaster.executor.memory.run.segments import Runner, chain, cut
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
