@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform linux \
   --custom-compile-command 'make lock'
 
-.PHONY: demo test test-fast lint serve lock docs clean
+.PHONY: demo test test-fast test-oldest lint serve lock docs clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,13 @@ test: lint               ## everything CI runs
 
 test-fast: $(STAMP)      ## the fast core
 	$(PYTEST) -m "not slow"
+
+# The oldest PyTorch that pyproject.toml admits, in an environment of its own: a download of some GB.
+test-oldest:             ## the executor's ways through the oldest PyTorch that is supported
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[server,torch,graph]' \
+	  'torch==2.11.*' hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+	$(VENV)-oldest/bin/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests/executor
 
 lint: $(STAMP)           ## style and types
 	$(BIN)/ruff check --no-cache .
@@ -42,4 +49,4 @@ serve: $(STAMP)
 	$(BIN)/loadmaster serve
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache site
+	rm -rf $(VENV) $(VENV)-oldest demo .pytest_cache .mypy_cache .ruff_cache site
