@@ -334,8 +334,8 @@ def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
     if is_dataclass(source):
         source = write(MEASUREMENT_SCHEMA, source)
     elif not isinstance(source, Mapping | str | Path):
-        remedy = "Give what fit wrote beside the plan. Points belong beside a frontier."
-        raise InputError("measured", source, "cannot be drawn beside one plan", remedy)
+        remedy = "Give what fit wrote next to the plan. Points belong to a frontier."
+        raise InputError("measured", source, "cannot be drawn with one plan", remedy)
     return resolve(kind.measurement)(load_document(source), plan)
 
 

@@ -216,7 +216,7 @@ def _wanted(
     if budgets_bytes is not None:
         name, given = "budgets_bytes", budgets_bytes
         if limits is not None:
-            raise InputError("limits", list(limits), "are given beside budgets_bytes", "Give one of them.")
+            raise InputError("limits", list(limits), "are given together with budgets_bytes", "Give one of them.")
         if limit.field != "budget_bytes":
             raise InputError(name, list(budgets_bytes), f"mean nothing to {problem.kind}", "Give limits.")
     if given is None:

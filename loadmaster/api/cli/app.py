@@ -36,7 +36,7 @@ COMMANDS = {
     "watch": ("follow a plan on a service", f"{_HERE}.service:watch_arguments"),
     "cancel": ("cancel a plan on a service", f"{_HERE}.service:cancel_arguments"),
     "list": ("the plans of a service, newest first", f"{_HERE}.service:list_arguments"),
-    "compare": ("two plans beside each other", f"{_HERE}.compare:compare_arguments"),
+    "compare": ("two plans next to each other", f"{_HERE}.compare:compare_arguments"),
     "export": ("a plan of a service as a report, a picture, a trace", f"{_HERE}.export:export_arguments"),
     "hardware": ("the devices that costs can be estimated for", f"{_HERE}.catalogue:hardware_arguments"),
     "solvers": ("the solvers of this machine", f"{_HERE}.catalogue:solvers_arguments"),

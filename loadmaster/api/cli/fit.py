@@ -57,7 +57,10 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--no-verify", action="store_true", help=said)
     fit.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
     fit.add_argument(
-        "-o", "--output", metavar="PLAN.json", help="write the plan here; beside it its problem, and what it measured"
+        "-o",
+        "--output",
+        metavar="PLAN.json",
+        help="write the plan here, and next to it its problem and what it measured",
     )
     fit.add_argument("--problem", metavar="PROBLEM.json", help="write the corrected problem here (PLAN.problem.json)")
     said = "write what the plan measured here, for reports (PLAN.measured.json)"

@@ -102,7 +102,7 @@ def _sizes(arguments: argparse.Namespace, problem: CollectiveProblem) -> list[in
     """Sizes in bytes: as asked; else the sketch's; else a mebibyte, less what does not divide into chunks."""
     if problem.pair_bytes is not None:
         if arguments.bytes is not None:
-            raise InputError("--bytes", arguments.bytes, "means nothing beside --pair-bytes", "Leave it out.")
+            raise InputError("--bytes", arguments.bytes, "means nothing together with --pair-bytes", "Leave it out.")
         return [sum(map(sum, problem.pair_bytes))]
     if arguments.bytes is not None:
         return sorted({parse_bytes(text, "--bytes") for text in _listing(arguments.bytes)})

@@ -29,7 +29,10 @@ def serve_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (8642)")
     serve.add_argument(
-        "--allowed-host", action="append", metavar="NAME", help="a name that it is reached by, beside localhost; repeat"
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="a name that it is reached by, in addition to localhost; repeat",
     )
     serve.add_argument(
         "--keys", choices=("off", "required"), help="whether requests need an API key (off: on this machine alone)"

@@ -53,9 +53,9 @@ def show_arguments(show: argparse.ArgumentParser) -> None:
     said = "of a plan of a service that is not done: the best so far"
     show.add_argument("--incumbent", action="store_true", help=said)
     show.add_argument("-o", "--output", metavar="PLAN.json", help="of a plan of a service: write it here")
-    show.add_argument("--problem", metavar="PROBLEM.json", help="of the plan (default: the one beside it)")
+    show.add_argument("--problem", metavar="PROBLEM.json", help="of the plan (default: the one next to it)")
     kinds = ", ".join(kind.name for kind in all_kinds().values() if kind.measurement is not None)
-    said = f"{kinds}: what the plan measured when fit ran it (default: what is beside it)"
+    said = f"{kinds}: what the plan measured when fit ran it (default: what is next to it)"
     show.add_argument("--measured", metavar="MEASURED.json", help=said)
     for name, of in exports_by_name().items():
         metavar = f"FILE{next(iter(of.values())).suffix}" if next(iter(of.values())).suffix else "FOLDER"
@@ -131,7 +131,7 @@ def _show_plan(
         if seen is not None:
             terminal.data(views.details(seen))
         elif plan.status != "infeasible":
-            terminal.say("its problem is not beside it: --problem PROBLEM.json adds what becomes of each part of it")
+            terminal.say("its problem is not next to it: --problem PROBLEM.json adds what becomes of each part of it")
     for name, path in asked.items():
         _write(own[name], export_view(seen, own[name], numbers[name]), path, terminal)
     return 0
@@ -217,14 +217,14 @@ def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Pr
             raise InputError("--problem", "-", "cannot be standard input too", "Give it as a file.")
         given = read_problem(read_document(arguments.problem, "--problem"))
         if given.sha256 != plan.problem_sha256:
-            remedy = "Give the one that plan read, or that fit wrote beside the plan."
+            remedy = "Give the one that plan read, or that fit wrote next to the plan."
             raise InputError("--problem", arguments.problem, "is not the problem that this plan is for", remedy)
         return given
     problems = _neighbours(Path(arguments.document), PROBLEM_SCHEMA, read_problem)
     found = next((problem for problem in problems if problem.sha256 == plan.problem_sha256), None)
     if found is None and wanted:
         remedy = "Give the one that plan read, or that fit wrote, with --problem PROBLEM.json."
-        raise InputError(wanted[0], arguments.document, "needs the plan's problem, which is not beside it", remedy)
+        raise InputError(wanted[0], arguments.document, "needs the plan's problem, which is not next to it", remedy)
     return found
 
 

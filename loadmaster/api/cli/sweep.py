@@ -53,7 +53,7 @@ def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
     sweep.add_argument(
         "--measured",
         metavar="POINTS.csv",
-        help="draw these beside the plans: CSV or JSON with method, step_us, and peak_bytes or budget_bytes",
+        help="draw these with the plans: CSV or JSON with method, step_us, and peak_bytes or budget_bytes",
     )
     sweep.add_argument("-o", "--output", metavar="FRONTIER.json", help="write all plans here")
     sweep.add_argument("--png", metavar="PICTURE.png", help="default: NAME-frontier.png")

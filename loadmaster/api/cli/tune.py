@@ -41,7 +41,7 @@ def tune_arguments(tune: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "given", nargs="?", metavar="PROBLEM.json", help="what new index made (the problem of the traces; - is stdin)"
     )
-    tune.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here, and beside it its problem")
+    tune.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here, and its problem next to it")
     tune.add_argument("--problem", metavar="MEASURED.json", help="write the measured problem here (PLAN.problem.json)")
     tune.add_argument(
         "--seconds", type=float, default=SECONDS, metavar="S", help="for plans and runs together (%(default)g)"

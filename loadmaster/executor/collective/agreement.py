@@ -106,7 +106,7 @@ def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessG
                 "plan.problem_sha256", rank, "on this rank is of another problem", "Give the problem the plan is for."
             )
         if not one["any"]:
-            raise InputError("plan.algorithms", plan.status, "is empty: there is nothing to run", "Plan it anew.")
+            raise InputError("plan.algorithms", plan.status, "is empty: there is nothing to run", "Plan it again.")
         if one["plan"] != said[0]["plan"]:
             raise InputError(
                 "plan", [0, rank], "differs between these two ranks", "Give every rank the same problem and plan."

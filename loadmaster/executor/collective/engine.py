@@ -203,7 +203,7 @@ class Runner:
             PeerError: a peer did not do its part.
         """
         if self._lost:
-            raise InputError("runner", self.rank, "has lost a peer", "Start the group anew.")
+            raise InputError("runner", self.rank, "has lost a peer", "Start the group again.")
         given = [tensor for tensor in (output, input) if tensor is not None]
         if not given:
             raise InputError("input", None, "is missing, as is the output", "Give at least one of them.")

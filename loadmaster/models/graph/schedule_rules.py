@@ -51,7 +51,7 @@ def expect_schedule(program: Program, schedule: Schedule) -> None:
     """Refuse a schedule that does not hold."""
     found = broken_rules(program, schedule)
     if found:
-        raise InputError("schedule", found[0], "breaks a rule of schedules", "Plan it anew, or take greedy_schedule.")
+        raise InputError("schedule", found[0], "breaks a rule of schedules", "Plan it again, or take greedy_schedule.")
 
 
 def tiles_left_out(rule: str, schedule: Schedule, of: Callable[[Template], Tiles], who: str) -> Iterator[str]:

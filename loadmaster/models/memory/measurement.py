@@ -97,10 +97,10 @@ def read_measurement(document: Document, plan: MemoryPlan) -> MemoryMeasurement:
     """
     found = read(MemoryMeasurement, MEASUREMENT_SCHEMA, document)
     if found.problem_sha256 != plan.problem_sha256:
-        remedy = "Give the measurement that fit wrote beside this plan."
+        remedy = "Give the measurement that fit wrote next to this plan."
         raise InputError("problem_sha256", found.problem_sha256, "is not the problem that this plan is for", remedy)
     if plan.schedule is None or found.schedule_sha256 != schedule_sha256(plan):
-        remedy = "Give the measurement that fit wrote beside this plan."
+        remedy = "Give the measurement that fit wrote next to this plan."
         raise InputError("schedule_sha256", found.schedule_sha256, "is of a plan that does something else", remedy)
     if len(found.allocated_bytes) != len(found.times_us):
         count = f"are {len(found.allocated_bytes)} for {len(found.times_us)} of times_us"

@@ -48,7 +48,7 @@ def _check_axes(axes: Sequence[Axis]) -> None:
         for field in ("weights", "speeds", "memory_factors"):
             found = getattr(axis, field)
             if found and len(found) != axis.size:
-                remedy = f"Give {axis.size} numbers, or none where all are alike."
+                remedy = f"Give {axis.size} numbers, or none where all are the same."
                 raise InputError(f"axes[{n}].{field}", found, f"is for {len(found)} workers of {axis.size}", remedy)
         if axis.memory_factors and max(axis.memory_factors) != 1:
             remedy = "Give 1 for the largest, and of the others their part of it."

@@ -135,7 +135,7 @@ def _of_graph(document: Document) -> Topology:
     if form.edges is None and form.links is None:
         raise InputError("edges", None, "is missing", "Give the output of networkx.node_link_data.")
     if form.edges is not None and form.links is not None:
-        raise InputError("links", len(form.links), "is there beside edges", "Give one list of edges.")
+        raise InputError("links", len(form.links), "is given together with edges", "Give one list of edges.")
     if form.multigraph:
         raise InputError("multigraph", True, "is not read", "Join parallel edges into one with their bandwidth.")
     vertices = [_part(_Vertex, f"nodes[{index}]", vertex) for index, vertex in enumerate(document["nodes"])]

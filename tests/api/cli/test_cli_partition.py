@@ -69,7 +69,7 @@ def test_gpus_that_are_not_alike(
     assert any(line.endswith("on one GPU at most") for line in out)
     rows = [line.split()[:4] + line.split()[-2:] for line in out if line.strip().startswith("1/2 x ")]
     assert rows == [["1/2", "x", "2/3", "2", "80.0", "GiB"], ["1/2", "x", "1/3", "2", "40.0", "GiB"]]
-    assert "GPUs that are not alike" in (tmp_path / "plan.html").read_text()
+    assert "GPUs that differ" in (tmp_path / "plan.html").read_text()
     assert run("show", made) == 0
     assert "speeds 2:1, shares 2:1, memory 1:0.5" in capsys.readouterr().out
     assert run("new", "partition", *shape, "--weights", "1x5,3", "-o", made) == 0

@@ -345,7 +345,7 @@ def test_show_without_the_problem_still_speaks(plan: Path, capsys: pytest.Captur
     assert run("show", plan) == 0
     out, err = capsys.readouterr()
     assert "gap 10.00 %" in out
-    assert "its problem is not beside it" in err and "--problem" in err
+    assert "its problem is not next to it" in err and "--problem" in err
     assert run("show", plan, "--html", "report.html") == 2
     assert "--problem" in capsys.readouterr().err
 

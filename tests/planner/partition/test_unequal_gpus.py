@@ -1,4 +1,4 @@
-"""Plans for GPUs that are not alike: best of all by brute force, with each GPU's own limit; what balancing gains."""
+"""Plans for GPUs that differ: best of all by brute force, with each GPU's own limit; what balancing gains."""
 
 from __future__ import annotations
 

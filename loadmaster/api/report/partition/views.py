@@ -58,7 +58,7 @@ def sections(view: PartitionView) -> list[str]:
         html_table(header, tensor_rows(view, _MOST_TENSORS), numbers=(1, len(header) - 1)),
     ]
     if view.workers:
-        found += ["<h2>GPUs that are not alike</h2>", html_table(WORKER_HEADER, worker_rows(view), (1, 2, 3))]
+        found += ["<h2>GPUs that differ</h2>", html_table(WORKER_HEADER, worker_rows(view), (1, 2, 3))]
     if view.layers:
         found += ["<h2>What moves most</h2>", html_table(LAYER_HEADER, layer_rows(view, _MOST_LAYERS), (1, 2, 3, 4))]
     return found

@@ -147,7 +147,7 @@ def _limits(request: FrontierRequest, problem: Document) -> tuple[str, list[int 
     if not values:
         raise InputError("limits", None, "is missing", "Give the limits to plan for, or budgets_bytes.")
     if more:
-        raise InputError("limits", request.limits, "are given beside budgets_bytes", "Give one of them.")
+        raise InputError("limits", request.limits, "are given together with budgets_bytes", "Give one of them.")
     kind = problem.get("kind")
     # A kind that does not exist is left to whoever reads the problem.
     if find_kind(kind) is not None and limit_of(kind).field != option and option != "limit":
@@ -155,6 +155,9 @@ def _limits(request: FrontierRequest, problem: Document) -> tuple[str, list[int 
     for name in LIMIT_NAMES:
         if name in request.options:
             raise InputError(
-                f"options.{name}", request.options[name], "is given beside the limits of the frontier", "Leave it out."
+                f"options.{name}",
+                request.options[name],
+                "is given together with the limits of the frontier",
+                "Leave it out.",
             )
     return option, values

@@ -46,7 +46,7 @@ def from_rows(
     second = id_tensor("destination", destination, first.device)
     _expect_pairs("destination", first, second)
     if node_counts is not None and node_count is not None:
-        raise InputError("node_count", node_count, "is given beside node_counts", "Give one of both.")
+        raise InputError("node_count", node_count, "is given together with node_counts", "Give one of both.")
     if node_counts is None:
         node_counts = {NODE: _most(first, second) if node_count is None else node_count}
     kinds = None if relation is None else id_tensor("relation", relation, first.device)

@@ -85,5 +85,5 @@ class Phases:
             return ""
         said = {phase: f"{phase} took {seconds:.1f} s" for phase, seconds in self.seconds.items()}
         if self.beside_s >= SAID_FROM_S:
-            said[PLANNING] += f" ({self.beside_s:.1f} s of it beside a compilation)"
+            said[PLANNING] += f" ({self.beside_s:.1f} s of it during a compilation)"
         return f"Of {time.perf_counter() - self._began:.1f} s, {', '.join(said.values())}."
