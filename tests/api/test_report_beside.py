@@ -157,7 +157,7 @@ def test_a_frontier_shown_with_its_problem() -> None:
 def test_what_cannot_be_shown_is_refused() -> None:
     with pytest.raises(InputError, match="problem_sha256"):
         loadmaster.show(read_problem(chain(5, MEGABYTE)), frontier_of(CURVE))
-    with pytest.raises(InputError, match="beside one plan") as caught:
+    with pytest.raises(InputError, match="with one plan") as caught:
         loadmaster.show(PROBLEM, CURVE[0], measured=[])
     assert caught.value.field == "measured"
     with pytest.raises(InputError, match=r"measured\[0\]\.step_us"):

@@ -145,7 +145,7 @@ def test_the_knob_is_compiled_while_plans_are_made_and_timed_after(runs, budget,
     fitted = fitter(progress=True).fit(runs.slow(HandPlanner(step=1)), budget)
     assert runs.when_timed[0] == ["asked", "answered"]
     assert fitted.knob is not None and len(fitted.tries) == 1
-    assert "of it beside a compilation" in fitted.report
+    assert "of it during a compilation" in fitted.report
     assert {"planning", "timing torch.compile's own partition", "timing plans"} <= set(fitted.seconds)
     assert "compiling" in capsys.readouterr().err
 
@@ -161,7 +161,7 @@ def test_with_two_cores_one_comes_after_the_other(runs, budget, monkeypatch):
 
     fitted = fitter().fit(planned, budget)
     assert fitted.knob is not None and threads[0] is threading.main_thread()
-    assert "beside" not in fitted.report
+    assert "during a compilation" not in fitted.report
 
 
 @pytest.mark.slow
