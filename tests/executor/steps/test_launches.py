@@ -11,7 +11,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner, DebugAutotuner
 
 from loadmaster.executor import KnobStep
-from loadmaster.executor.memory.run import dimensions
+from loadmaster.executor.memory.run import backends
 from loadmaster.executor.steps import launches, tracing
 from loadmaster.executor.steps.launches import Launched, launch_directly
 from tests.executor.memory.models import mlp_case
@@ -99,7 +99,7 @@ def test_every_graph_of_a_knob_step_is_seen(monkeypatch):
 def test_every_graph_of_a_planned_step_is_seen(monkeypatch):
     model, batch, loss = mlp_case()
     seen, known = [], len(PyCodeCache.modules)
-    monkeypatch.setattr(dimensions, "launch_directly", seen.extend)
+    monkeypatch.setattr(backends, "launch_directly", seen.extend)
     trained(model, planned(model, batch, loss), [batch], steps=2)
     written = [m for m in PyCodeCache.modules[known:] if hasattr(m, "call")]
     assert sorted(map(id, seen)) == sorted(map(id, written)) and len(written) > 2
