@@ -15,13 +15,8 @@ class LoadmasterError(Exception):
 
 
 class InputError(LoadmasterError, ValueError):
-    """Input that cannot be used: names the field, the value found there, and what to do about it.
-
-    Attributes:
-        field: where, as a JSON-pointer-like path (``forward[3].inputs``).
-        value: what was found (kept short in the message).
-        remedy: one sentence, imperative.
-    """
+    """Input that cannot be used: ``field`` is a JSON-pointer-like path (``forward[3].inputs``), ``value`` was found
+    there (kept short in the message), and ``remedy`` is one imperative sentence on what to do about it."""
 
     exit_status = 2
 
@@ -101,7 +96,5 @@ class CancelledError(LoadmasterError):
 
 
 class CheckFailedError(LoadmasterError):
-    """Checker and formulations disagree: a bug in Loadmaster, please report it.
-
-    The independent checker refused a plan that a formulation produced, or accepts one that a formulation proves away.
-    """
+    """Checker and formulations disagree, a bug in Loadmaster to be reported: the independent checker refused a plan
+    that a formulation produced, or accepts one that a formulation proves away."""

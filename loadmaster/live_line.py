@@ -84,11 +84,7 @@ class LiveLine:
 
 
 def line(progress: bool | None) -> LiveLine:
-    """The line on standard error of a function that takes long.
-
-    Args:
-        progress: True: always; False: never; None: in a terminal or a notebook.
-    """
+    """The line on standard error of a function that takes long: always, never, or (None) in a terminal or notebook."""
     found = LiveLine(sys.stderr)
     return found if (found.live if progress is None else progress) else LiveLine(None)
 

@@ -26,10 +26,8 @@ def wake_when_orphaned() -> None:
 
 
 def end_with_files(folder: str) -> None:
-    """Kill this process's group, itself and what it has started, and remove a folder. Does not return.
-
-    The files go last, by a fork: a solver that still runs would write them again, there or somewhere else.
-    """
+    """Kill this process's group, itself and what it has started, and remove a folder. Does not return. The files go
+    last, by a fork: a solver that still runs would write them again, there or somewhere else."""
     group, process = os.getpgid(0), os.getpid()
     try:
         fork = os.fork()

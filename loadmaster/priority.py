@@ -17,11 +17,9 @@ def lower() -> None:
 
 
 def share_by_niceness() -> None:
-    """Let the niceness of this process count in a session of its own.
-
-    Linux may give every session the same share of the cores, whatever its processes say (``sched(7)``, autogroup). So a
-    session that begins with a nice process is made as nice. Elsewhere: nothing.
-    """
+    """Let the niceness of this process count in a session of its own. Linux may give every session the same share of
+    the cores, whatever its processes say (``sched(7)``, autogroup). So a session that begins with a nice process is
+    made as nice. Elsewhere: nothing."""
     niceness = os.nice(0)
     if sys.platform == "linux" and niceness > 0:
         # Absent or not to be written in many containers, which have shares of their own.

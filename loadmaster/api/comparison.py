@@ -17,12 +17,8 @@ _LIMITS = ("limit", "budget_bytes")
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One figure of both plans, and what the second is against the first.
-
-    Attributes:
-        change: nothing where there is nothing to say.
-        sort: ``better`` or ``worse`` where that can be told.
-    """
+    """One figure of both plans, and what the second is against the first: ``change``, empty where there is nothing to
+    say, and ``sort``, ``better`` or ``worse`` where that can be told."""
 
     name: str
     first: str

@@ -35,12 +35,8 @@ class ProblemType(enum.StrEnum):
 
 
 class ServiceError(LoadmasterError):
-    """The service refused or could not answer.
-
-    Attributes:
-        status: of HTTP; None when no answer came.
-        type: the problem's ``type`` URI; None when the answer was not a problem document.
-    """
+    """The service refused or could not answer. ``status`` is of HTTP, None when no answer came; ``type`` is the
+    problem's URI, None when the answer was not a problem document."""
 
     def __init__(self, message: str, *, status: int | None = None, type_: str | None = None) -> None:
         self.status, self.type = status, type_

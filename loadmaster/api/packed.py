@@ -26,22 +26,14 @@ class PackedDocument:
     body: bytes
 
     def content(self) -> bytes:
-        """Unpack the canonical JSON of the document.
-
-        Raises:
-            UnreadableDocumentError: the body is not what was packed.
-        """
+        """Unpack the canonical JSON of the document. Raises UnreadableDocumentError if the body is not as packed."""
         content = unpack(self.body)
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise UnreadableDocumentError(f"the document {self.sha256} is not what was stored")
         return content
 
     def document(self) -> Document:
-        """Unpack and parse the document.
-
-        Raises:
-            UnreadableDocumentError: the body is not what was packed.
-        """
+        """Unpack and parse the document; raises as :meth:`content`."""
         found = json.loads(self.content())
         assert isinstance(found, dict), "what is packed is a document"
         return found
@@ -58,11 +50,7 @@ def pack(body: Document) -> PackedDocument:
 
 
 def unpack(body: bytes) -> bytes:
-    """The canonical JSON of a packed document.
-
-    Raises:
-        UnreadableDocumentError: the body is damaged.
-    """
+    """The canonical JSON of a packed document. Raises UnreadableDocumentError if the body is damaged."""
     if body == GIVEN_BACK:
         raise UnreadableDocumentError("it was given back when the last of its plans was cancelled")
     try:

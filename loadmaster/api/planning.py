@@ -50,11 +50,7 @@ class Planner(Protocol):
     """The service's interface to planning. One instance serves many threads."""
 
     def read(self, problem: Document, options: Document) -> Request:
-        """Validate a submission.
-
-        Raises:
-            InputError: with a field that starts with ``problem`` or ``options``.
-        """
+        """Validate a submission. Raises InputError with a field that starts with ``problem`` or ``options``."""
         ...
 
     def read_each(self, problem: Document, options: Sequence[Document]) -> list[Request]:
@@ -142,11 +138,8 @@ def _expect_solver(name: str) -> None:
 
 
 def load_planner(path: str) -> Planner:
-    """An instance of the planner named ``module:name``.
-
-    Raises:
-        InputError: the module or the name in it does not exist.
-    """
+    """An instance of the planner named ``module:name``. Raises InputError if the module or the name in it does not
+    exist."""
     module, _, name = path.partition(":")
     try:
         return cast(Planner, getattr(importlib.import_module(module), name)())

@@ -121,12 +121,8 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a plan.
-
-    Attributes:
-        id: counts from 1 in each plan; a stream can be resumed after it.
-        type: state, progress, incumbent, log or done.
-    """
+    """One event of a plan: ``id`` counts from 1 in each plan, and a stream can be resumed after it; ``type`` is state,
+    progress, incumbent, log or done."""
 
     id: int
     type: str
@@ -157,11 +153,7 @@ class EventDecoder:
 
 
 def service_url(given: str) -> httpx.URL:
-    """The address of a service.
-
-    Raises:
-        InputError: it is not an address, as without ``http://``.
-    """
+    """The address of a service. Raises InputError if it is not an address, as without ``http://``."""
     try:
         url = httpx.URL(given)
         if url.scheme in ("http", "https") and url.host:
@@ -173,11 +165,8 @@ def service_url(given: str) -> httpx.URL:
 
 
 def key_headers(api_key: str | None) -> dict[str, str]:
-    """The headers that carry a key; by default that of the environment, if there is one.
-
-    Raises:
-        InputError: it cannot be one. What was given is not shown.
-    """
+    """The headers that carry a key; by default that of the environment, if there is one. Raises InputError if it cannot
+    be one, without showing it."""
     field = KEY_VARIABLE if api_key is None else "api_key"
     key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
     if not key:
@@ -188,21 +177,14 @@ def key_headers(api_key: str | None) -> dict[str, str]:
 
 
 def submit_call(problem: ProblemSource, options: Options, labels: Mapping[str, str] | None, dry_run: bool) -> Call:
-    """Build the call ``POST /v1/plans`` that submits a problem, or only validates it.
-
-    Raises:
-        InputError: the problem cannot be read.
-    """
+    """Build the call ``POST /v1/plans`` that submits a problem, or only validates it. Raises InputError if the problem
+    cannot be read."""
     params = {"dry_run": "true"} if dry_run else {}
     return Call("POST", "/v1/plans", params, _request(problem, options, labels), _key())
 
 
 def blob_calls(problem: ProblemSource) -> tuple[Blob, Call, Call]:
-    """The blob of a problem, with HEAD and PUT /v1/blobs/{sha256}.
-
-    Raises:
-        InputError: the problem cannot be read.
-    """
+    """The blob of a problem, with HEAD and PUT /v1/blobs/{sha256}. Raises InputError if the problem cannot be read."""
     content = _json(_document(problem))
     blob = Blob(hashlib.sha256(content).hexdigest())
     path = f"/v1/blobs/{blob.sha256}"
@@ -249,11 +231,8 @@ def export_call(plan_id: str, name: str, numbers: Mapping[str, int], *, incumben
 
 
 def measurement_call(plan_id: str, measurement: Any) -> Call:
-    """Build the call ``PUT /v1/plans/{id}/measurement`` with what a plan measured.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Build the call ``PUT /v1/plans/{id}/measurement`` with what a plan measured. Raises InputError if the file cannot
+    be read."""
     is_document = isinstance(measurement, Mapping | str | Path)
     body = load_document(measurement) if is_document else write(MEASUREMENT_SCHEMA, measurement)
     return Call("PUT", plan_path(plan_id, "/measurement"), body=body)
@@ -280,12 +259,8 @@ def resource(model: type[ResourceT], answer: httpx.Response) -> ResourceT:
 
 
 def raise_for_problem(answer: httpx.Response) -> None:
-    """Turn a refusal into the error it stands for.
-
-    Raises:
-        InputError: the service found the input wrong, just as the planner here would have.
-        ServiceError: anything else; the subclass says what.
-    """
+    """Turn a refusal into the error it stands for: InputError if the service found the input wrong, as the planner here
+    would have; else a ServiceError, whose subclass says what."""
     if answer.is_success:
         return
     try:

@@ -33,10 +33,8 @@ _LAST_RESORT_S = 14.0
 
 class Server(uvicorn.Server):
     """A server that ends when it is told to: open event streams end, and its workers stop, while requests go on.
-
-    What does not come to an end even so, as a thread that waits for a store that is away, ends with the process: jobs
-    and their leases are safe in the store.
-    """
+    Anything that does not end even so, as a thread that waits for a store that is away, ends with the process: jobs and
+    their leases are safe in the store."""
 
     def __init__(self, config: uvicorn.Config, service: Service, supervisor: Supervisor) -> None:
         super().__init__(config)
@@ -76,12 +74,8 @@ def _end() -> None:
 
 
 def make_server(settings: Settings) -> Server:
-    """A server that is ready to ``run()``.
-
-    Raises:
-        InputError: settings that cannot be used.
-        MissingExtraError: the engine that they name is not installed.
-    """
+    """A server that is ready to ``run()``. Raises InputError if the settings cannot be used, MissingExtraError if the
+    engine that they name is not installed."""
     _expect_keys_beyond_this_machine(settings)
     expect_engine(settings)
     app = create_app(settings)
@@ -100,12 +94,7 @@ def make_server(settings: Settings) -> Server:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Raises:
-        InputError: settings that cannot be used.
-        MissingExtraError: the engine that they name is not installed.
-    """
+    """Serve until SIGINT or SIGTERM; raises as :func:`make_server`, and InputError if the port is not free here."""
     logs.configure(settings)
     telemetry.configure()
     raise_descriptor_limit()

@@ -124,11 +124,8 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, **overrides: Any) -> Settings:
-        """Settings from the environment; ``overrides`` that are not None win (the command line's flags).
-
-        Raises:
-            InputError: a value that is not a number, or out of range.
-        """
+        """Settings from the environment; ``overrides`` that are not None win (the command line's flags). Raises
+        InputError for a value that is not a number, or out of range."""
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             text = environment.get(PREFIX + field.name.upper())

@@ -29,11 +29,8 @@ _PHASES = ("build", "solve", "check")
 
 
 def configure() -> None:
-    """Send the spans of this process to the collector of ``OTEL_EXPORTER_OTLP_ENDPOINT``, if it is set.
-
-    Raises:
-        ModuleNotFoundError: it is, and the extra is missing.
-    """
+    """Send the spans of this process to the collector of ``OTEL_EXPORTER_OTLP_ENDPOINT``, if it is set. Raises
+    ModuleNotFoundError if it is set and the extra is missing."""
     if not os.environ.get(_ENDPOINT):
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -74,9 +71,8 @@ def record_job(
     outcome: str,
     seconds: Mapping[str, float],
 ) -> None:
-    """The spans of a job that has just ended: its wait in the queue, its run, and in that build, solve and check.
-
-    A search goes back and forth between those three. Their spans are as long as they took all in all, one after the
+    """The spans of a job that has just ended: its wait in the queue, its run, and in that build, solve and check. A
+    search goes back and forth between those three: their spans are as long as they took all in all, one after the
     other, up to the end.
 
     Args:

@@ -1,12 +1,11 @@
 """``python -m loadmaster.executor.command MODULE:FUNCTION ARGUMENT...``: a function of this floor, for a command line.
 
-The command line's floor never imports torch, and this floor never plans: so a command that runs something starts this
-module in a process of its own, and the function may ask that process (:class:`Parent`) for plans. What a user's own
-code prints, or how it crashes, stays apart from the command's output.
+The command line's floor never imports torch, and this floor never plans: so a command starts this module in a process
+of its own, and the function may ask the command (:class:`Parent`) for plans. The prints and crashes of a user's own
+code stay apart from the command's output.
 
-Between both, lines of JSON go out on standard output, and a line on standard input answers each question. The first
-line on standard input is the task. ``{"problem": document}`` asks for a plan; the answer is ``{"plan": document}``, or
-``{"limit": text}`` where planning took too long.
+Both exchange lines of JSON by standard output and input; the first line of input is the task. ``{"problem": document}``
+asks for a plan; the answer is ``{"plan": document}``, or ``{"limit": text}`` where planning took too long.
 """
 
 from __future__ import annotations
@@ -46,20 +45,12 @@ class Parent:
             self._questions.flush()
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one line, and wait for the one that answers it.
-
-        Raises:
-            InputError: the other process is gone.
-        """
+        """Send one line, and wait for the one that answers it; raises InputError if the other process is gone."""
         self.tell(message)
         return self.hear()
 
     def hear(self) -> dict[str, Any]:
-        """Wait for one line: an answer, or the task at the beginning.
-
-        Raises:
-            InputError: the other process is gone.
-        """
+        """Wait for one line: an answer, or at first the task. Raises InputError if the other process is gone."""
         line = self._answers.readline()
         if not line:
             raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run the command again.")
@@ -67,11 +58,8 @@ class Parent:
         return heard
 
     def plan(self, problem: Problem) -> Any:
-        """Ask for a plan, which is of the problem's kind, and wait for it.
-
-        Raises:
-            InputError: the answer is not a plan, or the other process is gone.
-            LimitReachedError: planning took too long.
+        """Ask for a plan of the problem's kind and wait for it. Raises InputError if the answer is no plan or the other
+        process is gone, LimitReachedError if planning took too long.
         """
         answer = self.ask({"problem": write_problem(problem)})
         if "limit" in answer:

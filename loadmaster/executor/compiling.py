@@ -1,6 +1,4 @@
-"""Makes shared libraries of the package's C++ sources. Builds of the wheel run this file by itself, so it knows nothing
-but the standard library.
-"""
+"""Compiles the package's C++ sources, by the standard library alone: builds of the wheel run this file by itself."""
 
 from __future__ import annotations
 
@@ -22,11 +20,7 @@ class BuildError(Exception):
 
 
 def compiler() -> list[str] | None:
-    """Return the C++ compiler's command: what ``CXX`` says, or what is found; None where there is none.
-
-    Raises:
-        BuildError: ``CXX`` is not a command.
-    """
+    """Find the C++ compiler's command, ``CXX`` first; None if there is none. BuildError if ``CXX`` cannot be parsed."""
     for candidate in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         try:
             words = shlex.split(candidate)
@@ -38,16 +32,10 @@ def compiler() -> list[str] | None:
 
 
 def compile_shared(sources: Sequence[Path], target: Path, flags: Sequence[str], libraries: Sequence[str] = ()) -> None:
-    """Make a shared library and move it to ``target`` in one step.
+    """Make a shared library of C++ files and move it to ``target``, whose folder exists, in one step.
 
-    Args:
-        sources: C++ files.
-        target: where it goes; its folder is there.
-        flags: of the compiler.
-        libraries: flags behind the sources.
-
-    Raises:
-        BuildError: there is no compiler, it fails or takes minutes, or ``target`` cannot be written.
+    ``libraries`` are flags behind the sources. Raises BuildError if there is no compiler, it fails or takes minutes, or
+    ``target`` cannot be written.
     """
     command = compiler()
     if command is None:
@@ -66,12 +54,7 @@ def compile_shared(sources: Sequence[Path], target: Path, flags: Sequence[str], 
 
 
 def fingerprint_of(files: Sequence[Path], *more: object) -> str:
-    """Fingerprint of sources, the kind of machine, and whatever else matters.
-
-    Args:
-        files: whose names and contents count.
-        more: flags and versions.
-    """
+    """Fingerprint of the files' names and contents, of the kind of machine, and of ``more``: flags and versions."""
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -16,15 +16,10 @@ __all__ = ["kept_library"]
 
 @contextlib.contextmanager
 def kept_library(room: str, fingerprint: str, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
-    """The file of a library, made first if it is not there. Load it before the block ends.
+    """Give the file of a library, made first if it is not there; load it before the block ends.
 
-    Args:
-        room: whose it is.
-        fingerprint: of all that it is made of and for: another one is another library.
-        make: makes it at a path whose folder is there, in one step.
-
-    Raises:
-        BuildError: there is no compiler.
+    ``fingerprint`` is that of everything the library is made of and for. ``make`` makes it in one step at a path whose
+    folder exists. Raises BuildError if there is no compiler.
     """
     library = user_folder(room, fingerprint) / name
     if library.exists():

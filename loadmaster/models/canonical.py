@@ -13,11 +13,8 @@ _SCALARS = (str, int, float, type(None))
 
 
 def plain(value: Any) -> Any:
-    """Turn typed data into plain JSON values.
-
-    Dataclasses become objects, tuples lists, sets ascending lists, keys text; what is None is left out. Classes that
-    say ``leave_out_defaults`` are written without the fields that are at their default.
-    """
+    """Turn typed data into plain JSON values. Dataclasses become objects, tuples lists, sets ascending lists, keys
+    text; None is left out, and so are the fields at their default of classes that say ``leave_out_defaults``."""
     if isinstance(value, _SCALARS):  # first, because most are
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -49,11 +49,8 @@ class Checked:
 
 
 def checked(kind: Kind, problem: Problem, plan: Plan) -> Checked:
-    """Replay a plan under its own limit and its problem's, and compare all that it states with what follows.
-
-    Raises:
-        InputError: the plan belongs to another problem, or its fields do not go together.
-    """
+    """Replay a plan under its own limit and its problem's, and compare all that it states with what follows. Raises
+    InputError if the plan belongs to another problem, or its fields do not go together."""
     if plan.kind != kind.name:
         remedy = "Plan this problem again, or give the problem the plan was made for."
         raise InputError("kind", plan.kind, f"is another kind than the problem's, {kind.name}", remedy)
@@ -69,11 +66,7 @@ def checked(kind: Kind, problem: Problem, plan: Plan) -> Checked:
 
 
 def restated(kind: Kind, problem: Problem, plan: PlanT, verdict: Verdict) -> PlanT:
-    """Fill in what follows from the decisions, limit or bound of a feasible plan in which these have changed.
-
-    Args:
-        verdict: of the plan's replay.
-    """
+    """Fill in what follows from changed decisions, limit or bound of a feasible plan; the verdict is of its replay."""
     follows = recomputed(_statements(kind, plan), _limit(kind), problem, plan, verdict).fields
     plain: dict[str, Any] = {
         f.name: float(follows[f.name]) if isinstance(follows[f.name], Share) else follows[f.name]
@@ -103,7 +96,6 @@ def _limit(kind: Kind) -> str | None:
 
 
 def _with_violations(verdict: Verdict, more: Collection[str]) -> Verdict:
-    """Add violations to a verdict."""
     if not more:
         return verdict
     judged: Any = verdict

@@ -39,11 +39,8 @@ _STOPPING = frozenset({"list", "tuple", "set", "frozenset"})
 
 
 def load_document(source: Document | str | Path) -> Document:
-    """Load a document from a mapping (returned as it is) or from a JSON file.
-
-    Raises:
-        InputError: the file is missing, is not JSON, or is not an object.
-    """
+    """Load a document from a mapping (returned as it is) or from a JSON file. Raises InputError if the file is missing,
+    is not JSON, or is not an object."""
     if isinstance(source, Mapping):
         return source
     path = Path(source)
@@ -65,11 +62,7 @@ def load_document(source: Document | str | Path) -> Document:
 
 
 def expect_schema(document: Document, schema: str) -> None:
-    """Refuse a document of another schema or version.
-
-    Raises:
-        InputError: naming what was found and what this version reads.
-    """
+    """Refuse a document of another schema or version; the InputError says what was found and what is read."""
     found = document.get("schema")
     if found == schema:
         return
@@ -80,11 +73,7 @@ def expect_schema(document: Document, schema: str) -> None:
 
 
 def expect_problem(plan_problem_sha256: str, problem_sha256: str) -> None:
-    """Refuse a plan of another problem.
-
-    Raises:
-        InputError: naming both.
-    """
+    """Refuse a plan of another problem; the InputError names both."""
     if plan_problem_sha256 != problem_sha256:
         raise InputError(
             "problem_sha256",
@@ -95,11 +84,7 @@ def expect_problem(plan_problem_sha256: str, problem_sha256: str) -> None:
 
 
 def read(type_: type[ReadT], schema: str, document: Document) -> ReadT:
-    """Read a dataclass from its document.
-
-    Raises:
-        InputError: another schema or version, unknown fields, values out of range; names the field.
-    """
+    """Read a dataclass from its document; raise InputError for another schema, unknown fields, values out of range."""
     expect_schema(document, schema)
     return parse(type_, {"kind": None, **{name: value for name, value in document.items() if name != "schema"}})
 
@@ -116,7 +101,6 @@ class KindDocuments(Generic[ProblemT, PlanT]):
     """Reader and writer of one kind's documents: what is written reads back as an equal problem or plan.
 
     Attributes:
-        problem, plan: the kind's types.
         check_problem: refuses (InputError) problems whose fields do not fit together.
         check_plan: the same for plans, as far as the fields alone tell; the rest is for the kind's checker.
     """
@@ -127,11 +111,7 @@ class KindDocuments(Generic[ProblemT, PlanT]):
     check_plan: Callable[[PlanT], None] | None = None
 
     def read_problem(self, document: Document) -> ProblemT:
-        """Read a problem from its document.
-
-        Raises:
-            InputError: unknown fields or versions, values out of range, what ``check_problem`` refuses.
-        """
+        """Read a problem from its document; raise InputError as :func:`read`, or by ``check_problem``."""
         problem = read(self.problem, PROBLEM_SCHEMA, document)
         self.check_problem(problem)
         return problem
@@ -141,11 +121,7 @@ class KindDocuments(Generic[ProblemT, PlanT]):
         return write(PROBLEM_SCHEMA, problem)
 
     def read_plan(self, document: Document) -> PlanT:
-        """Read a plan from its document. It is not replayed here.
-
-        Raises:
-            InputError: unknown fields or versions, values out of range, what ``check_plan`` refuses.
-        """
+        """Read a plan from its document, without a replay; raise InputError as :func:`read`, or by ``check_plan``."""
         plan = read(self.plan, PLAN_SCHEMA, document)
         if self.check_plan is not None:
             self.check_plan(plan)
@@ -157,11 +133,7 @@ class KindDocuments(Generic[ProblemT, PlanT]):
 
 
 def expect_with_status(plan: Any, *fields: str) -> None:
-    """Refuse an infeasible plan that has one of these fields, and any other that lacks one.
-
-    Raises:
-        InputError: naming the field.
-    """
+    """Refuse an infeasible plan that has one of these fields, and any other that lacks one, naming the field."""
     for field in fields:
         value = getattr(plan, field)
         if (value is None) != (plan.status == "infeasible"):
@@ -180,11 +152,8 @@ def _validator(type_: type[Any]) -> SchemaValidator:
 
 
 def _stopping(schema: Any) -> Any:
-    """Change a core schema so that the validation of a list stops at its first wrong item.
-
-    One error is reported, but pydantic collects all, each a kilobyte: those of a million wrong items would fill the
-    memory.
-    """
+    """Change a core schema so that the validation of a list stops at its first wrong item. One error is reported, but
+    pydantic collects all, each a kilobyte: those of a million wrong items would fill the memory."""
     if isinstance(schema, list):
         return [_stopping(part) for part in schema]
     if not isinstance(schema, dict):
@@ -194,11 +163,8 @@ def _stopping(schema: Any) -> Any:
 
 
 def parse(type_: type[ReadT], document: Document) -> ReadT:
-    """Validate a document against a dataclass or a pydantic model.
-
-    Raises:
-        InputError: for the first refusal; its message counts the others.
-    """
+    """Validate a document against a dataclass or a pydantic model; InputError is the first refusal, and counts
+    others."""
     from pydantic import ValidationError
 
     # As JSON text, not as Python objects: there a list may stand for a tuple or a set, and nothing else may.

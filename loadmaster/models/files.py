@@ -15,20 +15,13 @@ _BEGINNING = 40
 
 
 def write_text(path: str | PathLike[str], text: str, field: str) -> None:
-    """Write a text file whole or not at all.
-
-    Raises:
-        InputError: naming ``field``, when the path cannot be written.
-    """
+    """Write a text file whole or not at all; raise InputError, naming ``field``, when the path cannot be written."""
     write_bytes(path, text.encode(), field)
 
 
 def write_bytes(path: str | PathLike[str], content: bytes, field: str) -> None:
-    """Write a file whole or not at all. A link stays a link, and a device or a pipe is written to, not replaced.
-
-    Raises:
-        InputError: naming ``field``, when the path cannot be written.
-    """
+    """Write a file whole or not at all. A link stays a link, and a device or a pipe is written to, not replaced. Raises
+    InputError, naming ``field``, when the path cannot be written."""
     try:
         there = _status(path)
         if _is_file(there):
@@ -69,11 +62,7 @@ def _replace(target: Path, content: bytes, there: os.stat_result | None) -> None
 
 
 def expect_writable(path: str | None, field: str) -> None:
-    """Refuse a path that cannot be written, before hours are spent on the content.
-
-    Raises:
-        InputError: naming ``field``.
-    """
+    """Refuse a path that cannot be written, before hours are spent on the content; the InputError names ``field``."""
     if path is None or path == "-":
         return
     folder = Path(path).parent

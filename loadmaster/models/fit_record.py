@@ -1,5 +1,4 @@
 """Record of fitting a step to a limit by measurement: the plan, its corrected problem, and the measurements of tries.
-
 Where torch.compile's own partition is faster there is no plan, but the value of its knob.
 
 A record is a fitted step without the model: written where the step is fitted, read anywhere. The plan of a record is
@@ -54,12 +53,8 @@ class TryRecord:
 
 @dataclass(frozen=True)
 class KnobTryRecord:
-    """Record of torch.compile's own partition under one value of its knob.
-
-    Attributes:
-        knob: ``torch._functorch.config.activation_memory_budget``.
-        used_bytes, peak_bytes, step_us, ran_out: as of a plan that was run.
-    """
+    """Record of torch.compile's own partition under one value of its ``knob``,
+    ``torch._functorch.config.activation_memory_budget``; the other fields are as of a plan that was run."""
 
     budget_bytes: Size
     knob: Annotated[float, Bounds(ge=0, le=1)]
@@ -72,11 +67,7 @@ class KnobTryRecord:
 
 @dataclass(frozen=True)
 class PlainTryRecord:
-    """Record of plain PyTorch's step, taken where compiled steps compute something else.
-
-    Attributes:
-        used_bytes, peak_bytes, step_us: as of a plan that was run.
-    """
+    """Record of plain PyTorch's step, taken where compiled steps compute something else; fields are as of a plan."""
 
     budget_bytes: Size
     used_bytes: Size
@@ -101,16 +92,12 @@ class _FitDocument:
 
 @dataclass(frozen=True, repr=False)
 class FitRecord:
-    """Fitted step without its model.
+    """Fitted step without its model: one of a plan, torch.compile's own partition, and plain PyTorch's step.
 
     Attributes:
-        plan, problem: the plan that the step runs, and the corrected problem that it is for; None where the step is
-            torch.compile's own partition.
-        tries: every plan that was run, in order.
-        chosen: which of them the step is, if it is one.
-        knob_tries: every value of torch.compile's knob that was run, in order.
-        chosen_knob: which of them the step is, if it is one.
-        kind: of the problem.
+        plan, problem: the plan that the step runs, and the corrected problem that it is for; None where it runs none.
+        tries: every plan that was run, in order; ``chosen``: which of them the step is, if it is one.
+        knob_tries: every value of torch.compile's knob that was run, in order; ``chosen_knob`` as above.
         plain: plain PyTorch's step, if the step is that one.
     """
 
@@ -139,11 +126,7 @@ class FitRecord:
         return None if self.chosen_knob is None else self.knob_tries[self.chosen_knob].knob
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the record to a file; ``loadmaster.load_fit(path)`` reads it back.
-
-        Raises:
-            InputError: the path cannot be written.
-        """
+        """Write the record to a file, or raise InputError; ``loadmaster.load_fit(path)`` reads it back."""
         save_document(path, write_fit(self))
 
     def __repr__(self) -> str:
@@ -183,12 +166,8 @@ def write_fit(record: FitRecord) -> dict[str, Any]:
 
 
 def read_fit(document: Document) -> FitRecord:
-    """Read a fit record from its document.
-
-    Raises:
-        InputError: another schema, unknown fields, values out of range, or parts that do not belong together; names
-            the field.
-    """
+    """Read a fit record from its document. Raises InputError, naming the field, for another schema, unknown fields,
+    values out of range, or parts that do not belong together."""
     found = read(_FitDocument, FIT_SCHEMA, document)
     plan = None if found.plan is None else _part("plan", read_plan, found.plan)
     problem = None if found.problem is None else _part("problem", read_problem, found.problem)

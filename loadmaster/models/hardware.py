@@ -65,10 +65,9 @@ class Hardware:
     Attributes:
         name: as a user writes it ("a100-80gb").
         title: its full name; on GPUs, a part of the name that the driver reports.
-        memory_bytes: device memory.
         dram_gbps: peak memory bandwidth, GB/s (1e9 bytes per second).
-        tflops: peak dense rate of matrix products per number format, 1e12 FLOP/s. A format that is missing runs at
-            the float32 rate.
+        tflops: peak dense rate of matrix products per number format, 1e12 FLOP/s. A format that is missing runs at the
+            float32 rate.
         to_host_gbps, from_host_gbps: pinned copies over the host link, GB/s, one direction at a time.
         launch_us: cost of a kernel in addition to its work.
         compute_share, dram_share: the parts of the peaks that large operators reach.
@@ -136,11 +135,7 @@ def catalogue() -> tuple[Hardware, ...]:
 
 
 def hardware(name: str) -> Hardware:
-    """Return the entry of this name; capitals do not matter.
-
-    Raises:
-        InputError: there is no such entry; the remedy lists the names.
-    """
+    """Return the entry of this name, whatever its capitals; raise InputError, which lists the names, for others."""
     for entry in _CATALOGUE:
         if entry.name == name.lower():
             return entry

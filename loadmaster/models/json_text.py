@@ -1,7 +1,5 @@
-"""Parser of JSON text from outside, with errors that name the place that cannot be read.
-
-Wrong text may not be JSON at all, or JSON that cannot be data: numbers that no type holds, half of a surrogate pair,
-objects nested too deeply.
+"""Parser of JSON text from outside, with errors that name the place that cannot be read. Wrong text may not be JSON at
+all, or JSON that cannot be data: numbers that no type holds, half of a surrogate pair, objects nested too deeply.
 """
 
 from __future__ import annotations
@@ -21,14 +19,8 @@ _LONGEST_INTEGER = len(str(LARGEST_INTEGER))
 
 
 def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> dict[str, Any]:
-    """Parse the text of a JSON object.
-
-    Args:
-        refused: makes the error for text that is not a JSON object, given what was found and what is wrong with it.
-
-    Raises:
-        InputError: it is not a JSON object, or holds what cannot be data; then it names the field.
-    """
+    """Parse the text of a JSON object. ``refused`` makes the error for text that is no JSON object, given what was
+    found and what is wrong with it; for an object that holds what cannot be data, an InputError names the field."""
     from pydantic_core import from_json
 
     try:
@@ -51,11 +43,7 @@ def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> 
 
 
 def dump_json(document: object) -> str:
-    """Write the JSON text of a document that came as Python objects.
-
-    Raises:
-        InputError: it holds what JSON cannot express, or itself.
-    """
+    """Write the JSON text of Python objects; raise InputError for what JSON cannot express, or what holds itself."""
     try:
         return json.dumps(document)
     except RecursionError:

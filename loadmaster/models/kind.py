@@ -133,19 +133,12 @@ class Limit:
 
     def value(self, given: int | str, problem: Problem, field: str) -> int:
         """Read a limit, a number of its unit or text that people write: ``6GiB``, ``3``, or ``50%`` of the whole.
-
-        Raises:
-            InputError: naming ``field``: it is not a limit, or not above 0.
-        """
+        Raises InputError, naming ``field``, if it is not a limit."""
         written = self.read(given, field)
         return int(written * resolve(self.whole)(problem)) if isinstance(written, float) else written
 
     def read(self, given: int | str, field: str) -> int | float:
-        """Read a limit where there is no problem yet: as a number of the unit, or a share as a fraction.
-
-        Raises:
-            InputError: as :meth:`value`.
-        """
+        """Read a limit without a problem, in its unit, or a share as a fraction; raise InputError as :meth:`value`."""
         if not isinstance(given, str):
             if isinstance(given, bool) or not isinstance(given, int):
                 raise InputError(field, given, f"is no whole number of {self.unit}", f"Give {self.values}.")
@@ -162,11 +155,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Number:
-    """Parameter of an export, a whole number of at least 1, given as ``--name N`` or ``?name=N``.
-
-    Attributes:
-        most: the largest that can be of use: a larger one is refused before anything is written.
-    """
+    """Parameter of an export, from 1 to the most that can be of use, given as ``--name N`` or ``?name=N``."""
 
     name: str
     default: int
@@ -174,11 +163,7 @@ class Number:
     most: int
 
     def checked(self, given: int | None, field: str) -> int:
-        """Return the number given, after a check of its range, or the default.
-
-        Raises:
-            InputError: naming ``field``, when it is less than 1 or more than the most.
-        """
+        """Return the number given, or the default; raise InputError, naming ``field``, for one that is out of range."""
         if given is None:
             return self.default
         if given < 1:

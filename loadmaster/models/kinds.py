@@ -209,11 +209,8 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 @cache
 def installed_kinds() -> Mapping[str, Kind]:
-    """Load the kinds of other packages.
-
-    Raises:
-        InputError: a package registers what cannot be loaded, is not a kind, or has the name of a kind of this package.
-    """
+    """Load the kinds of other packages. Raises InputError if a package registers what cannot be loaded, is not a kind,
+    or has the name of a kind of this package."""
     found: dict[str, Kind] = {}
     for entry in entry_points(group=ENTRY_POINTS):
 
@@ -245,11 +242,7 @@ def find_kind(name: object) -> Kind | None:
 
 
 def kind_named(name: object) -> Kind:
-    """Return the kind of that name.
-
-    Raises:
-        InputError: there is no such kind.
-    """
+    """Return the kind of that name; raise InputError if there is none."""
     found = find_kind(name)
     if found is None:
         raise InputError("kind", name, "is no kind of problem", f"Known kinds: {', '.join(all_kinds())}.")
@@ -257,11 +250,7 @@ def kind_named(name: object) -> Kind:
 
 
 def limit_of(kind: object) -> Limit:
-    """Return the limit that plans of a kind are made under.
-
-    Raises:
-        InputError: there is no such kind, or it has no limit.
-    """
+    """Return the limit that plans of a kind are made under; raise InputError for no such kind, or one without it."""
     found = kind_named(kind)
     if found.limit is None:
         raise InputError("problem.kind", found.name, "has no limit to sweep", "Plan it: one plan is all there is.")
@@ -269,11 +258,7 @@ def limit_of(kind: object) -> Limit:
 
 
 def read_problem(source: Document | str | Path | Problem) -> Problem:
-    """Read a typed problem from a document, a path, or a problem (returned as it is).
-
-    Raises:
-        InputError: naming the field that is wrong.
-    """
+    """Read a problem from a document or a path; a problem is returned as it is. InputError names the wrong field."""
     if not isinstance(source, Mapping | str | Path):
         return source
     document = load_document(source)
@@ -296,11 +281,7 @@ def write_problem(problem: Problem) -> dict[str, Any]:
 
 
 def read_plan(source: Document | str | Path | Plan) -> Plan:
-    """Read a typed plan from a document, a path, or a plan (returned as it is).
-
-    Raises:
-        InputError: naming the field that is wrong.
-    """
+    """Read a plan from a document or a path; a plan is returned as it is. InputError names the wrong field."""
     if not isinstance(source, Mapping | str | Path):
         return source
     document = load_document(source)
@@ -323,11 +304,8 @@ def write_plan(plan: Plan) -> dict[str, Any]:
 
 
 def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
-    """Read the measurement of a plan's run from a document, a path, or a measurement (read as its document is).
-
-    Raises:
-        InputError: the plan's kind has no measurements, or it is of another plan; else names the field that is wrong.
-    """
+    """Read the measurement of a plan's run from a document, a path, or a measurement (read as its document is). Raises
+    InputError if the plan's kind has no measurements, or it is of another plan; else it names the wrong field."""
     kind = kind_named(plan.kind)
     if kind.measurement is None:
         raise InputError("measured", plan.kind, "is a kind whose plans have no measurement", "Leave it out.")

@@ -14,13 +14,8 @@ from loadmaster.models.documents import Document
 
 @dataclass(frozen=True)
 class Shipped:
-    """Folder of shipped documents.
-
-    Attributes:
-        room: package whose ``data`` holds it.
-        folder: its name there.
-        field, noun: for errors: the field in which a user names a document, and the word for it.
-    """
+    """Folder of shipped documents in the ``data`` of a room, a package. In errors, ``field`` is the one in which a user
+    names a document, and ``noun`` the word for it."""
 
     room: str
     folder: str
@@ -38,11 +33,7 @@ class Shipped:
         )
 
     def read(self, name: str) -> Document:
-        """Read a document by its name, as published.
-
-        Raises:
-            InputError: there is no document of this name.
-        """
+        """Read a document by its name, as published; raise InputError if there is none."""
         names = self.names()
         if name not in names:
             raise InputError(self.field, name, f"no such {self.noun}", f"Choose one of: {', '.join(names)}.")

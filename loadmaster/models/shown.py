@@ -1,6 +1,5 @@
-"""Bases of the problems and plans of every kind, which save and show themselves.
-
-Kinds, words and pictures are in other rooms and on the floor above; they are named here and imported when asked for.
+"""Bases of the problems and plans of every kind, which save and show themselves. Kinds, words and pictures are in other
+rooms and on the floor above; they are named here and imported when asked for.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ class ShownProblem:
     """Base of the problems of every kind. (Problems of other packages may do without it.)"""
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the problem to a file; ``loadmaster.load_problem(path)`` reads it back.
-
-        Raises:
-            InputError: the path cannot be written.
-        """
+        """Write the problem to a file, or raise InputError; ``loadmaster.load_problem(path)`` reads it back."""
         save_document(path, resolve(f"{_KINDS}:write_problem")(self))
 
     def summary(self) -> Any:
@@ -51,11 +46,7 @@ class ShownPlan:
     """Base of the plans of every kind, which saves and shows them."""
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan to a file; ``loadmaster.load_plan(path)`` reads it back.
-
-        Raises:
-            InputError: the path cannot be written.
-        """
+        """Write the plan to a file, or raise InputError; ``loadmaster.load_plan(path)`` reads it back."""
         save_document(path, resolve(f"{_KINDS}:write_plan")(self))
 
     def summary(self) -> str:
@@ -91,11 +82,7 @@ def remembered(problem_sha256: str) -> Any:
 
 
 def save_document(path: str | PathLike[str], document: dict[str, Any]) -> None:
-    """Write a document to a file as one line of JSON, whole or not at all.
-
-    Raises:
-        InputError: the path cannot be written.
-    """
+    """Write a document to a file as one line of JSON, whole or not at all; raise InputError where that fails."""
     write_text(path, json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n", "path")
 
 
@@ -106,7 +93,6 @@ def one_line(what: object, name: str, parts: Sequence[str]) -> str:
 
 
 def _limit_words(what: Any) -> list[str]:
-    """Words for the limit of a problem or plan; empty where it has none."""
     kind = resolve(f"{_KINDS}:find_kind")(what.kind)
     limit = None if kind is None else kind.limit
     value = None if limit is None else getattr(what, limit.field)

@@ -4,10 +4,8 @@ Every field of a plan document is one of three things: a decision, which the kin
 the decisions, which is recomputed and compared; or a statement that nobody can recompute (the time of the search),
 which is taken on trust, and reported so. A kind declares its decisions and what it takes on trust
 (:class:`Statements`). All other fields are compared, also those that somebody adds later: one that nothing recomputes
-is refused.
-
-A bound is recomputed where the kind knows an equally good one without a search. Elsewhere it is taken on trust, as far
-as nothing contradicts it.
+is refused. A bound is recomputed where the kind knows an equally good one without a search. Elsewhere it is taken on
+trust, as far as nothing contradicts it.
 """
 
 from __future__ import annotations
@@ -83,13 +81,8 @@ class Statements:
 
 @dataclass(frozen=True)
 class Held:
-    """Result of comparing a plan's statements.
-
-    Attributes:
-        wrong: each false statement, with what is right.
-        trusted: paths of the statements that are taken on trust.
-        least: as in :class:`Recomputed`.
-    """
+    """Result of comparing a plan's statements: each false one, with what is right; paths of those taken on trust; and
+    ``least`` as in :class:`Recomputed`."""
 
     wrong: tuple[str, ...]
     trusted: tuple[str, ...]
@@ -102,12 +95,8 @@ def unexplained(fields: Mapping[str, Any]) -> Recomputed:
 
 
 def recomputed(of: Statements, limit: str | None, problem: Any, plan: Plan, verdict: Any) -> Recomputed:
-    """Recompute all that follows from a plan's decisions, with the fields that every plan has.
-
-    Args:
-        limit: field of the limit that the kind's plans are made under.
-        verdict: of the replay; None for an infeasible plan.
-    """
+    """Recompute all that follows from a plan's decisions, with the fields that every plan has. ``limit`` is the field
+    of the limit that the kind's plans are made under; the verdict is None for an infeasible plan."""
     own = of.recompute(problem, plan, verdict)
     found: dict[str, Any] = {"kind": problem.kind, "problem_sha256": problem.sha256, "unit": problem.unit}
     if verdict is None:

@@ -15,13 +15,8 @@ from loadmaster.models.units import show_limit
 
 @dataclass(frozen=True)
 class Summary:
-    """Text of ``print(problem.summary())``, with the same as figures.
-
-    Attributes:
-        title: of the problem.
-        rows: (what, in words and people's units).
-        figures: the same as numbers, in bytes and in the problem's unit, by names that say so.
-    """
+    """Text of ``print(problem.summary())``: rows of (what, in words and people's units), with the same as ``figures``:
+    numbers in bytes and in the problem's unit, by names that say so."""
 
     title: str
     rows: tuple[tuple[str, str], ...]

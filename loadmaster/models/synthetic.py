@@ -1,6 +1,5 @@
-"""Parts of synthetic problems of several kinds: a decoder's forward operators, and times by roofline.
-
-A roofline is rough on purpose: launch + max(operations / rate, bytes moved / bandwidth).
+"""Parts of synthetic problems of several kinds: a decoder's forward operators, and times by roofline, which is rough on
+purpose: launch + max(operations / rate, bytes moved / bandwidth).
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ class Forward:
         saves: operators whose results its backward pass reads; itself may be among them.
         operations: multiplications and additions.
         moved_bytes: of activations, read and written.
-        weight: the name of its parameter, if it has one.
-        weight_size: elements of it.
-        module: the part of the model that it is in.
+        weight, weight_size: the name of its parameter, if it has one, and the elements of it.
     """
 
     op: str
@@ -52,11 +49,8 @@ class Forward:
 
 
 def decoder(layers: int, hidden: int, sequence: int, batch: int, vocabulary: int = 50304) -> list[Forward]:
-    """List the forward operators of a decoder-only transformer in bf16: fused attention, tied embedding.
-
-    Raises:
-        InputError: a number is out of range; names the flag.
-    """
+    """List the forward operators of a decoder-only transformer in bf16: fused attention, tied embedding. Raises
+    InputError, naming the flag, for a number that is out of range."""
     for field, value in (("--layers", layers), ("--hidden", hidden), ("--sequence", sequence), ("--batch", batch)):
         expect_range(field, value, 1, 2**24)
     tokens, wide = sequence * batch, 2 * sequence * batch * hidden
@@ -103,10 +97,6 @@ def decoder(layers: int, hidden: int, sequence: int, batch: int, vocabulary: int
 
 
 def expect_range(field: str, value: int, low: int, high: int) -> None:
-    """Refuse a number outside low..high.
-
-    Raises:
-        InputError: naming ``field``.
-    """
+    """Refuse a number outside low..high; the InputError names ``field``."""
     if not low <= value <= high:
         raise InputError(field, value, f"is not between {low} and {high}", "Give a number in this range.")

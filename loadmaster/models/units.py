@@ -31,11 +31,8 @@ _REMEDY = "Give bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB,
 
 
 def parse_bytes(text: str, field: str) -> int:
-    """Parse a size: ``5GiB`` as bytes. A bare number is bytes; the letter case of a unit counts.
-
-    Raises:
-        InputError: naming ``field``, when there is no such unit, or the size is zero or below one byte.
-    """
+    """Parse a size: ``5GiB`` as bytes. A bare number is bytes; the letter case of a unit counts. Raises InputError,
+    naming ``field``, if there is no such unit, or the size is below one byte or beyond 2^63."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InputError(field, text, "is not a size", _REMEDY)
@@ -53,11 +50,8 @@ def parse_bytes(text: str, field: str) -> int:
 
 
 def bytes_of(given: int | str, field: str) -> int:
-    """Return a size in bytes, given as a number or as people write it; shares are refused.
-
-    Raises:
-        InputError: naming ``field``: it is not a size, or negative.
-    """
+    """Return a size in bytes, given as a number or as people write it. Raises InputError, naming ``field``, for a
+    share, a negative number, or what is no size."""
     if isinstance(given, str):
         if "%" in given:
             raise InputError(field, given, "is a share, and there is nothing here to take it of", _REMEDY)
@@ -70,14 +64,8 @@ def bytes_of(given: int | str, field: str) -> int:
 
 
 def parse_share(text: str, field: str, of: str) -> float:
-    """Parse a percentage: ``50%`` as 0.5.
-
-    Args:
-        of: the whole of the share, in words.
-
-    Raises:
-        InputError: naming ``field``: it is not a percentage, or not above 0 and up to 100 %.
-    """
+    """Parse a percentage of a whole, ``of`` in words: ``50%`` as 0.5. Raises InputError, naming ``field``, if it is not
+    a percentage, not above 0, or above 10,000 %."""
     share = _percentage(text, field, "50%")
     if not 0 < share <= 100:
         raise InputError(field, text, f"is not a usable share of {of}", "Give more than 0%, as in 50%.")
@@ -85,11 +73,7 @@ def parse_share(text: str, field: str, of: str) -> float:
 
 
 def parse_fraction(text: str, field: str) -> float:
-    """Parse a fraction from 0 to 1: ``1%`` or ``0.01``.
-
-    Raises:
-        InputError: naming ``field``: it is neither, or more than all.
-    """
+    """Parse a fraction from 0 to 1: ``1%`` or ``0.01``; raise InputError, naming ``field``, if it is none."""
     if "%" in text:
         fraction = _percentage(text, field, "1%")
     elif _FRACTION.fullmatch(text.strip()):
@@ -109,11 +93,7 @@ def _percentage(text: str, field: str, example: str) -> float:
 
 
 def parse_count(text: str, field: str, unit: str) -> int:
-    """Parse a whole number of a unit that has no multiples of its own.
-
-    Raises:
-        InputError: naming ``field``: it is not a whole number.
-    """
+    """Parse a whole number of a unit without multiples; raise InputError, naming ``field``, for anything else."""
     if not (text.strip().isascii() and text.strip().isdecimal()) or len(text) > _LONGEST_COUNT:
         raise InputError(field, text, f"is no number of {unit}", "Give a whole number, or a percentage, as in 50%.")
     return int(text)

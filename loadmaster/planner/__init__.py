@@ -1,7 +1,5 @@
-"""The planner floor: how each kind of problem is solved. ``plan(problem, options)`` is the way in.
-
-No torch, no web; every solve runs in a process of its own.
-"""
+"""The planner floor: how each kind of problem is solved. ``plan(problem, options)`` is the way in. No torch, no web;
+every solve runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -36,24 +34,20 @@ def plan(
     progress: bool | None = None,
     **changes: Any,
 ) -> Plan:
-    """Plan a problem: a typed one, a document, or the path of one.
+    """Plan a problem: a typed one, a document, or the path of one. Returns a checked plan, or an infeasible one that
+    says what to relax.
 
     Args:
-        options: see :class:`PlanOptions`; single ones may be given by keyword (``budget_bytes=8 << 30``, or
-            ``budget_bytes="50%"``).
-        on_progress: called with each report, in this thread. Reports carry the best plan so far, made when it is asked
-            for (:attr:`PlanProgress.plan`).
+        options: see :class:`PlanOptions`; single ones may be given by keyword (``budget_bytes=8 << 30`` or ``"50%"``).
+        on_progress: called in this thread with each report, which carries the best plan so far
+            (:attr:`PlanProgress.plan`).
         cancelled: asked several times a second; once true, the best plan so far is returned.
-        progress: whether to say where the search is, in a line on standard error. None: in a terminal or a notebook,
-            unless ``on_progress`` is given.
-
-    Returns:
-        A checked plan, or an infeasible one that says what to relax.
+        progress: show the search in a line on standard error. None: in a terminal or a notebook, unless ``on_progress``
+            is given.
 
     Raises:
         InputError: the problem or an option cannot be used.
-        LimitReachedError: the limit came before any plan.
-        CancelledError: cancelled before any plan.
+        LimitReachedError, CancelledError: the limit, or a cancel, came before any plan.
         SolverError: a solve broke.
     """
     typed = read_problem(problem)
@@ -106,11 +100,8 @@ def frontier(
 
 def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
     """Return the options as they stand for a problem: with its own limit where they give none, under its own name.
-
-    Raises:
-        InputError: a method of another kind, a limit for a kind that has none, none for a kind that has one, or more
-            than the problem states: no such plan would pass the check.
-    """
+    Raises InputError for a method of another kind, a limit for a kind that has none, no limit for a kind that has one,
+    or more than the problem states: no such plan would pass the check."""
     kind = kind_named(problem.kind)
     if options.method not in kind.methods:
         raise InputError(
@@ -154,7 +145,7 @@ def cache_key(problem: Problem, options: PlanOptions) -> str:
 def _told(
     problem: Problem, progress: bool | None, on_progress: Callable[[PlanProgress], None] | None
 ) -> Iterator[Callable[[PlanProgress], None] | None]:
-    """Route progress reports: to the caller, to a line on standard error, to both, or nowhere."""
+    """Route progress reports to the caller, to a line on standard error, to both, or nowhere."""
     if progress is None and on_progress is not None:
         progress = False
     with live_line.line(progress) as line:

@@ -26,11 +26,10 @@ CLOSE = 1e-9  # relative: sums of the same costs in another order are equal to s
 
 @dataclass
 class Effort:
-    """Time, options and costs of one planning run.
+    """Time, options and costs of one planning run. ``solver``, ``cpu_seconds`` and ``nodes`` are of the solves so far.
 
     Attributes:
         seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
-        solver, cpu_seconds, nodes, solves: of the solves so far.
         crashed: a solver failed while a plan was in hand, and the run ended with that.
         killed: a solver was killed from outside, and started once more.
         cut_short: the clock ended a part of the search that had more to try.
@@ -84,11 +83,7 @@ class Effort:
         return self.was_cancelled
 
     def expect_uncancelled(self) -> None:
-        """Refuse to go on without a plan.
-
-        Raises:
-            CancelledError: the caller cancelled the run.
-        """
+        """Raise CancelledError if the caller cancelled the run, which has no plan yet."""
         if self.cancelled():
             raise CancelledError("cancelled before a plan was found")
 
@@ -103,12 +98,9 @@ class Effort:
             self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap, self.plan))
 
     def hold(self, make: Callable[[], Plan]) -> None:
-        """Take note of a better plan: reports from now on carry ``make``.
-
-        Args:
-            make: builds that plan, or a better one that was found since, with :data:`GOING_ON` for what stopped it. It
-                is called wherever the search has a word for its caller, if at all, and uses neither clock nor reports.
-        """
+        """Take note of a better plan: reports from now on carry ``make``. It builds that plan, or a better one that was
+        found since, with :data:`GOING_ON` for what stopped it. It is called wherever the search reports, if at all, and
+        uses neither clock nor reports."""
         self.plan = make
 
     def count(self, solution: Solution) -> None:
@@ -130,7 +122,6 @@ class Effort:
         """Solve a program within what is left of the effort, on the clock and in the account.
 
         Args:
-            on_progress: called whenever the solver reports.
             gap: at which it may stop.
             limit_s: wall seconds, where that is less than what is left.
             cutoff: only what costs no more is of interest; "infeasible" then means that nothing does.
@@ -213,13 +204,8 @@ class Effort:
         bound: float | None = None,
         method: str | None = None,
     ) -> dict[str, Any]:
-        """Collect the fields that plans of every kind have.
-
-        Args:
-            verdict: on the plan; None: the answer is that no plan exists.
-            bound: of all plans.
-            method: by which the plan was found, where that is not the one asked for.
-        """
+        """Collect the fields that plans of every kind have. No verdict: the answer is that no plan exists. ``bound`` is
+        that of all plans; ``method`` is the one that found the plan, where it is not the one asked for."""
         objective = None if verdict is None else verdict.objective
         found = "optimal" if self.is_proved(objective, bound) else "feasible"
         return {

@@ -29,7 +29,7 @@ class PlanOptions:
         budget_bytes: the limit, for kinds whose limit is a budget in bytes; overrides the problem's own. Bytes, a size
             (``"6GiB"``), or a share of what the kind calls the whole (``"50%"``: of the peak with memory to spare).
         memory_limit_bytes: address-space cap of each solver process: bytes, or a size.
-        limit: of the problem's kind, in its unit or as a share, for any kind that has one; overrides the problem's own.
+        limit: as ``budget_bytes``, for any kind that has a limit: in its unit or as a share.
     """
 
     time_limit_s: float = 60.0
@@ -71,11 +71,8 @@ class PlanOptions:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PlanOptions:
-        """Options from the ``options`` object of a request.
-
-        Raises:
-            InputError: an unknown option, or a value of the wrong type or out of range.
-        """
+        """Options from the ``options`` object of a request. Raises InputError for an unknown option, or a value of the
+        wrong type or out of range."""
         known = {f.name for f in fields(cls)}
         for name, value in document.items():
             if name not in known:
@@ -124,7 +121,7 @@ def _of_its_type(name: str, value: object) -> None:
 
 
 def _shown(end: float) -> str:
-    """Format the end of a range, whole numbers in full: someone has to give one of them."""
+    """Format the end of a range, whole numbers in full, since a user has to give one."""
     return str(end) if isinstance(end, int) else f"{end:g}"
 
 
@@ -140,11 +137,10 @@ class PlanProgress:
     Attributes:
         objective, bound: the best so far, None before the first. The objective may be that of a solve under way, which
             has not made a plan yet.
-        plan: makes the best plan in hand: checked, with its own objective and with the bound and the gap of the moment
-            at which it is made; None before the first. Reports carry the same function until a better plan is in hand.
-            A search that nobody asks for plans does nothing for them. Who calls it has the plan built, and checked
-            where that was not done before, in the time of the search: from a tenth of a millisecond to half a second
-            (a collective of 65,000 messages). So call it seldom, in the thread that plans.
+        plan: makes the best plan in hand: checked, with the bound and the gap of that moment; None before the first. It
+            is the same function until a better plan is in hand. Building and checking take the search's own time: from
+            a tenth of a millisecond to half a second (a collective of 65,000 messages). So call it seldom, in the
+            thread that plans.
     """
 
     seconds: float
@@ -156,7 +152,7 @@ class PlanProgress:
     plan: Callable[[], Plan] | None = field(default=None, repr=False, compare=False)
 
     def figures(self) -> dict[str, Any]:
-        """Fields of the report but the plan, as JSON has them."""
+        """Fields of the report except the plan, as JSON has them."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
 
     def line(self, unit: str) -> str:

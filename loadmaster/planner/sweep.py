@@ -1,8 +1,8 @@
 """The frontier: the best plan for each of several limits, planned side by side, monotone by construction.
 
 A plan for a small limit is a plan for a larger one, and a bound for a large limit is a bound for a smaller one; both
-are passed along before the points are returned. So it is between a problem and its restrictions: a plan of a
-restriction is a plan of the whole, and a bound of the whole is a bound of every restriction.
+are passed along before the points are returned. The same holds between a problem and its restrictions: their plans are
+plans of the whole, and its bound is a bound of each.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class FrontierPoint:
 @dataclass(frozen=True, repr=False)
 class Frontier:
     """Points of a frontier by ascending limit; ``undecided`` limits have neither a plan nor a proof of infeasibility.
-
-    ``restrictions`` are the frontiers of the same problem with fewer choices, by name, where they were asked for.
-    """
+    ``restrictions`` are the frontiers of the same problem with fewer choices, by name, where they were asked for."""
 
     name: str
     points: tuple[FrontierPoint, ...]
@@ -122,9 +120,7 @@ def sweep(
     cancelled: Cancelled = None,
 ) -> Frontier:
     """Plan every limit by ``plan``, ``workers`` at a time. The phase of a report names its limit and its restriction.
-
-    Args:
-        restrictions: whether to plan the problem's restrictions under the same limits, too.
+    ``restrictions``: plan the problem's restrictions under the same limits, too.
 
     Raises:
         InputError: the problem's kind has no limit; no limits, or a negative one; no restrictions.
@@ -170,7 +166,6 @@ def sweep(
 
 
 def _restricted(problem: Problem, limit: Limit) -> dict[str, Problem]:
-    """Restrictions of a problem, by name."""
     if limit.restrictions is None:
         raise InputError("restrictions", True, f"means nothing to {problem.kind}", "Leave it out.")
     found: dict[str, Problem] = resolve(limit.restrictions)(problem)
@@ -186,7 +181,7 @@ def _frontier(name: str, wanted: Sequence[int], plans: Sequence[Plan | None]) ->
 
 
 def _better(problem: Problem, limit: Limit, own: Plan | None, other: Plan | None) -> Plan | None:
-    """Put a restriction's plan in place of the problem's own, where it is better: checked there, without its bound."""
+    """Put a restriction's plan in place of the problem's own where it is better: checked there, without its bound."""
     if other is None or other.objective is None:
         return own
     if own is not None and own.objective is not None and own.objective <= other.objective:
@@ -211,7 +206,6 @@ def _wanted(
     budgets_bytes: Sequence[int | str] | None,
     count: int,
 ) -> list[int]:
-    """List the limits to plan for, ascending."""
     name, given = "limits", limits
     if budgets_bytes is not None:
         name, given = "budgets_bytes", budgets_bytes
@@ -236,7 +230,7 @@ def _wanted(
 def _best_plans(
     problem: Problem, limit: Limit, wanted: Sequence[int], plans: Sequence[Plan | None]
 ) -> list[Plan | None]:
-    """Choose the best plan of each limit, with the best bound; where nothing better is known, what was found there."""
+    """Choose the best plan of each limit, with the best bound; where nothing better is known, the one found there."""
     figures = [Figures(None, None) if plan is None else Figures(plan.objective, plan.bound) for plan in plans]
     best: list[Plan | None] = []
     for value, own, point in zip(wanted, plans, monotone(figures), strict=True):

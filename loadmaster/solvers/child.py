@@ -1,9 +1,9 @@
 """The process of one solve: ``python -m loadmaster.solvers.child FD SOLVER MEMORY_BYTES FOLDER``.
 
-Started by :mod:`loadmaster.solvers.process`, never by hand. It imports numpy and the one solver and nothing
-else, answers over the inherited connection FD, and ends itself, and removes FOLDER, when its parent is gone.
+Started by :mod:`loadmaster.solvers.process`, never by hand. It imports numpy and the one solver and nothing else,
+answers over the inherited connection FD, and ends itself, and removes FOLDER, when its parent is gone.
 
-Scaling of costs to about one thousand for solvers whose tolerances are absolute, and of answers back. Solvers take a
+Costs are scaled to about one thousand for solvers whose tolerances are absolute, and answers back. Solvers take a
 reduced cost or a gap below 1e-7 or 1e-6 for zero: where costs are 1e-6, all that they prove is false. The factor is a
 power of two: nothing is rounded.
 """
@@ -48,10 +48,8 @@ _AIM_EXPONENT = 10
 
 
 def factor_of(program: Program, *, whole: bool) -> float:
-    """Return the factor by which to multiply the costs of a program: 1 where they are fine.
-
-    ``whole``: the solver works in whole numbers: large ones are fine, and are not divided.
-    """
+    """Return the factor by which to multiply the costs of a program: 1 where they are fine. ``whole``: the solver works
+    in whole numbers: large ones are fine, and are not divided."""
     largest = float(np.abs(program.cost).max(initial=0.0))
     if largest == 0.0 or _LEAST <= largest <= _MOST or (whole and largest > _MOST):
         return 1.0
@@ -73,7 +71,7 @@ def unscaled(solution: Solution, factor: float) -> Solution:
 
 
 class UnscaledLink:
-    """The :class:`~loadmaster.solvers.solution.Link` of a scaled solve: its reports in the units that were asked in."""
+    """The :class:`~loadmaster.solvers.solution.Link` of a scaled solve: it reports in the units that were asked in."""
 
     def __init__(self, link: Link, factor: float) -> None:
         self._link = link
@@ -149,9 +147,9 @@ class PipeLink:
     def watch(self, folder: str) -> None:
         """Watch the parent until the process ends: pass on its wish to stop, and end with all files once it is gone.
 
-        The parent's id is watched in addition to the connection, because processes forked by the parent (data
-        loader workers, say) may hold its end of the connection open. Linux's parent-death signal cannot replace
-        this: it fires when the *thread* that started this process ends.
+        The parent's id is watched in addition to the connection, because processes forked by the parent (data loader
+        workers, say) may hold its end of the connection open. Linux's parent-death signal cannot replace this: it fires
+        when the *thread* that started this process ends.
         """
         parent = os.getppid()
         while os.getppid() == parent:
@@ -185,11 +183,9 @@ def answer(driver: Driver, program: Program, options: SolveOptions, link: Link, 
 
 
 def _answer(driver: Driver, program: Program, options: SolveOptions, link: Link, solver: str) -> Solution:
-    """Solve, after what no solver need be asked: the cutoff, the empty program, a whole and feasible start.
-
-    The cutoff is a row, for every solver: HiGHS's own option for it can answer a mixed-integer program with
-    an incumbent beyond the cutoff and call it optimal (seen in 1.15.1).
-    """
+    """Solve, after what no solver need be asked: the cutoff, the empty program, a whole and feasible start. The cutoff
+    is a row, for every solver: HiGHS's own option for it can answer a mixed-integer program with an incumbent beyond
+    the cutoff and call it optimal (seen in 1.15.1)."""
     if options.cutoff is not None:
         program = program.with_row("cutoff", program.cost, upper=options.cutoff - program.offset)
     program = _with_integer_bounds(program)
@@ -212,10 +208,7 @@ def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | No
 
 
 def _with_integer_bounds(program: Program) -> Program:
-    """Round the bounds of integer columns inward to integers.
-
-    HiGHS's presolve can call a program with others infeasible that is not (seen in 1.15.1).
-    """
+    """Round the bounds of integer columns inward: with others HiGHS can call a feasible program infeasible (1.15.1)."""
     return dataclasses.replace(
         program,
         lower=np.where(program.integer, np.ceil(program.lower - _TOLERANCE), program.lower),

@@ -1,8 +1,8 @@
 """CP-SAT, from OR-tools: for programs whose columns are all integer and bounded, above all those with intervals.
 
-CP-SAT computes in 64-bit integers. Rows with fractional coefficients are multiplied by the smallest number that
-makes them whole, so that nothing is rounded; where no such number exists the program is refused. The model is
-filled through the compiled helper that ``cp_model`` stands on: ``cp_model`` itself would import pandas.
+CP-SAT computes in 64-bit integers. Rows with fractional coefficients are multiplied by the smallest number that makes
+them whole, so that nothing is rounded; where no such number exists the program is refused. The model is filled through
+the compiled helper that ``cp_model`` stands on: ``cp_model`` itself would import pandas.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ _CORE_TIME_LIMIT_S = 10.0
 def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     """Solve with CP-SAT. See :class:`loadmaster.solvers.solution.Driver`.
 
-    ``node_limit`` counts units of deterministic time (about a second each), and makes parallel search
-    interleaved, so that it repeats exactly.
+    ``node_limit`` counts units of deterministic time (about a second each), and makes parallel search interleaved, so
+    that it repeats exactly.
 
     Raises:
-        InputError: a column is continuous or unbounded, a coefficient cannot be made whole, or an option
-            is unknown.
+        InputError: a column is continuous or unbounded, a coefficient cannot be made whole, or an option is unknown.
         SolverError: CP-SAT refused the model.
     """
     started = time.perf_counter()
@@ -85,9 +84,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
 
 def build_model(program: Program) -> Any:
     """The program as a ``CpModelProto``: variable i is column i, constraint k is row k. Errors as for :func:`solve`.
-
-    Intervals follow the rows, in their order, and then the groups that must not overlap.
-    """
+    Intervals follow the rows, in their order, and then the groups that must not overlap."""
     lower, upper = _domains(program)
     scaled, scale = _whole_rows(program)
     magnitude = np.maximum(np.abs(lower), np.abs(upper)).astype(np.float64)
@@ -112,7 +109,6 @@ def build_model(program: Program) -> Any:
 
 
 def _add_intervals(model: Any, intervals: Intervals, first: int) -> None:
-    """Add the intervals to the model: interval i becomes constraint ``first + i``."""
     parts = (intervals.start, intervals.size, intervals.presence)
     for start, size, presence in zip(*(part.tolist() for part in parts), strict=True):
         constraint = model.constraints.add()
@@ -254,8 +250,6 @@ def _parameters(options: SolveOptions) -> Any:
 
 
 class _Listener(cp_model_helper.SolutionCallback):
-    """Keeps the state of the search as CP-SAT reports it."""
-
     def __init__(self, program: Program, link: Link, started: float) -> None:
         super().__init__()
         self._program = program

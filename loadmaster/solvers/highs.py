@@ -1,8 +1,8 @@
 """HiGHS, through highspy's flat ``passModel``: the production path for mixed-integer and linear programs.
 
-The flat call hands over a 1.1-million-nonzero program in a tenth of a second; filling a ``HighsLp`` object
-attribute by attribute takes fourteen times as long. Progress and cancellation hang on the interrupt
-callbacks: HiGHS's own logging callback may stay silent for a whole solve.
+The flat call hands over a 1.1-million-nonzero program in a tenth of a second; filling a ``HighsLp`` object attribute by
+attribute takes fourteen times as long. Progress and cancellation hang on the interrupt callbacks: HiGHS's own logging
+callback may stay silent for a whole solve.
 """
 
 from __future__ import annotations
@@ -113,11 +113,9 @@ def _run(program: Program, options: SolveOptions, link: Link, started: float) ->
 
 
 def _is_broken(highs: Any, program: Program, options: SolveOptions, status: Any) -> bool:
-    """Return whether HiGHS failed, or contradicts itself.
-
-    Seen in 1.16.0: "solve error" for programs of twenty columns that it solves without presolve, and "optimal" for a
-    start that is 4 % dearer than the optimum which it has proved, and found in the presolved program.
-    """
+    """Return whether HiGHS failed, or contradicts itself. Seen in 1.16.0: "solve error" for programs of twenty columns
+    that it solves without presolve, and "optimal" for a start that is 4 % dearer than the optimum which it has proved,
+    and found in the presolved program."""
     if status != _Status.kOptimal:
         return bool(status in (_Status.kSolveError, _Status.kPresolveError, _Status.kPostsolveError))
     values = _incumbent(highs, program)
@@ -260,10 +258,8 @@ def _disambiguate(highs: Any, program: Program) -> Any:
 
 
 def _conflict(program: Program, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
-    """Rows and bounds of the linear relaxation that cannot all hold; none if only integrality forbids.
-
-    The relaxation is a program of its own here: asked about the mixed-integer one, HiGHS solves many of those.
-    """
+    """Rows and bounds of the linear relaxation that cannot all hold; none if only integrality forbids. The relaxation
+    is a program of its own here: asked about the mixed-integer one, HiGHS solves many of those."""
     remaining_s = math.inf if options.time_limit_s is None else max(options.time_limit_s - spent_s, 1.0)
     highs = _new()
     for name in ("time_limit", "iis_time_limit"):

@@ -1,12 +1,9 @@
 """Intervals in addition to the rows of a program: stretches of time between columns, some of which must not overlap.
 
 An interval starts at an integer column and lasts a fixed time. Where it has a presence column (0 or 1) it counts only
-when that is 1. The intervals of one group follow one another: of any two that are present, one ends before the
-other starts, or when it does.
-
-A solver that knows intervals (``cpsat``) searches over orders; rows alone would need a binary for every pair.
-
-The types of the arrays that programs and their intervals are made of.
+when that is 1. The intervals of one group follow one another: of any two that are present, one ends before the other
+starts, or when it does. A solver that knows intervals (``cpsat``) searches over orders; rows alone would need a binary
+for every pair. The types of the arrays of programs are here too.
 """
 
 from __future__ import annotations
@@ -35,14 +32,8 @@ NO_COLUMN = -1
 @dataclass(frozen=True, eq=False)
 class Intervals:
     """All intervals of a program, and the groups that must not overlap. Build with :class:`IntervalCollector`.
-
-    Attributes:
-        start: [intervals] columns.
-        size: [intervals].
-        presence: [intervals] columns that are 0 or 1, or NO_COLUMN: always present.
-        group_start: [groups + 1] into ``member``.
-        member: [memberships] intervals, group by group.
-    """
+    ``start`` [intervals]: columns. ``presence`` [intervals]: columns that are 0 or 1, or NO_COLUMN: always present.
+    Group g has the intervals ``member[group_start[g] : group_start[g + 1]]``."""
 
     start: IntArray
     size: IntArray
@@ -86,11 +77,7 @@ class Intervals:
             digest.update(np.ascontiguousarray(array).tobytes())
 
     def check(self, lower: FloatArray, upper: FloatArray, integer: BoolArray, label: Callable[[int], str]) -> None:
-        """Refuse intervals over columns that cannot carry them; ``label`` names a column.
-
-        Raises:
-            InputError: names the interval or the column.
-        """
+        """Refuse intervals over columns that cannot carry them, by an ``InputError``; ``label`` names a column."""
         for field, columns, least, most in (
             ("start", self.start, -np.inf, np.inf),
             ("presence", self.presence[self.presence != NO_COLUMN], 0.0, 1.0),

@@ -1,8 +1,8 @@
 """A program as an MPS file, exactly: every number is written so that it reads back as the same double.
 
-Free format, minimization, columns ``c0, c1, ...``, rows ``r0, r1, ...``. A row with two different finite bounds
-is written as two rows (``r3`` and ``r3u``), because not every reader knows the RANGES section. The objective's
-constant is left out for the same reason: add ``program.offset`` to what a solver reports.
+Free format, minimization, columns ``c0, c1, ...``, rows ``r0, r1, ...``. A row with two different finite bounds is
+written as two rows (``r3`` and ``r3u``), because not every reader knows the RANGES section. The objective's constant is
+left out for the same reason: add ``program.offset`` to what a solver reports.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Solves in processes of their own: isolated, limited, observable, cancellable, never left behind.
 
-Each solve is a fresh interpreter that imports numpy and one solver (not the caller's script, so no
-``if __name__ == "__main__"`` is needed around a call). A thread in the caller's process talks to it, holds it
-to its limits and collects what it reports. A solve that is killed or dies still answers with the best point that it
-reported, and says what stopped it; it is an error where it had reported none.
+Each solve is a fresh interpreter that imports numpy and one solver (not the caller's script, so a call needs no
+``if __name__ == "__main__"`` around it). A thread in the caller's process talks to it, holds it to its limits and
+collects what it reports. A solve that is killed or dies still answers with the best point that it reported, and says
+what stopped it; it is an error where it had reported none.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ def solve(
     on_point: Callable[[FloatArray], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Solution:
-    """Solve and wait for the answer.
+    """Solve with ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``, and wait for the answer.
 
     Args:
-        solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
         on_progress: called in this thread with each new report, at most about twice a second.
         on_point: called in the same way with the best point [columns] so far, where that is a better one.
         cancelled: asked several times a second; once true, the solve ends within a second with what it has.
@@ -199,7 +198,6 @@ class RunningSolve:
             self._finished.set()
 
     def _follow(self) -> Solution | LoadmasterError:
-        """The whole life of the process: hand over the program, listen, hold to limits, end, conclude."""
         connection: Connection[Any, Any] = self._connection
         # A process that dies before it has read everything shows as the end of its messages, below.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -324,11 +322,7 @@ def check_program(program: Program) -> None:
 
 
 def check_options(program: Program, options: SolveOptions) -> None:
-    """Refuse options that no solver could make sense of.
-
-    Raises:
-        InputError: names the option, its value and the remedy.
-    """
+    """Refuse options that no solver could make sense of: the ``InputError`` names option, value and remedy."""
     for name, smallest in (
         ("time_limit_s", 0.0),
         ("gap", 0.0),

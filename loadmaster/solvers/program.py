@@ -29,10 +29,8 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Block:
-    """A named run of consecutive columns or rows, with a shape.
-
-    ``start`` is the index of its first member; members follow in C order.
-    """
+    """A named run of consecutive columns or rows from index ``start`` on; its members follow in C order of
+    ``shape``."""
 
     name: str
     start: int
@@ -57,12 +55,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A mixed-integer program in arrays. Build one with :class:`ProgramBuilder`.
-
-    Shapes: ``cost, lower, upper, integer`` are [columns]; ``row_start`` is [rows + 1];
-    ``column_index, value`` are [nonzeros]; ``row_lower, row_upper`` are [rows]. All arrays are read-only.
-    ``intervals`` is None for a program of rows alone, which every solver takes.
-    """
+    """A mixed-integer program in read-only arrays. Build one with :class:`ProgramBuilder`. Shapes: ``cost, lower,
+    upper, integer`` are [columns]; ``row_start`` is [rows + 1]; ``column_index, value`` are [nonzeros]; ``row_lower,
+    row_upper`` are [rows]. ``intervals`` is None for a program of rows alone, which every solver takes."""
 
     cost: FloatArray
     lower: FloatArray
@@ -244,11 +239,8 @@ class ProgramBuilder:
         lower: ArrayLike = -INFINITY,
         upper: ArrayLike = INFINITY,
     ) -> IntArray:
-        """Add a block of rows and return their indices, shaped ``shape``.
-
-        Each term is ``(row, column, value)``: arrays that broadcast together; ``row`` counts from 0 within
-        this block (in C order). Repeated entries add up.
-        """
+        """Add a block of rows and return their indices, shaped ``shape``. Each term is ``(row, column, value)``: arrays
+        that broadcast together; ``row`` counts from 0 within this block (in C order). Repeated entries add up."""
         shape = (shape,) if isinstance(shape, int) else shape
         block = Block(name, self._row_count, shape)
         for row, column, value in terms:

@@ -1,8 +1,7 @@
 """Solvers that PuLP finds on this machine, asked for as ``pulp:NAME``.
 
-The program goes over as an MPS file and comes back as values, so there is no progress to see, no bound of a
-stopped solve, and no way to stop but to end the process. Limits are passed on where the solver's PuLP class
-knows them.
+The program goes over as an MPS file and comes back as values, so there is no progress to see, no bound of a stopped
+solve, and no way to stop but to end the process. Limits are passed on where the solver's PuLP class knows them.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ def installed() -> list[str]:
 
 
 def driver(name: str) -> Driver:
-    """The driver of one solver by PuLP's name for it, ``PULP_CBC_CMD`` for instance.
-
-    Raises:
-        InputError: PuLP does not know it, or does not find it here.
-    """
+    """The driver of a solver by PuLP's name, such as ``PULP_CBC_CMD``; ``InputError``: PuLP does not find it here."""
     found = installed()
     if name not in found:
         raise InputError("solver", f"pulp:{name}", "not installed", f"Installed here: {', '.join(found)}.")

@@ -88,12 +88,7 @@ def resolve(name: str) -> str:
 
 
 def driver(name: str) -> Driver:
-    """Import the driver of a solver. One per process: highspy and ortools cannot share one.
-
-    Raises:
-        InputError: no such solver.
-        MissingExtraError: its package is not installed.
-    """
+    """Import the driver of a solver, one a process: highspy and ortools cannot share it. Errors as :func:`resolve`."""
     full = resolve(name)
     inner = full.partition(":")[2]
     module = importlib.import_module(_package(full).driver_module)
@@ -121,10 +116,8 @@ def available() -> list[SolverInfo]:
 
 
 def python_path() -> str:
-    """``PYTHONPATH`` of a process that finds every package where this one finds it.
-
-    Start it with ``python -P``: otherwise the folder it happens to start in comes before them all.
-    """
+    """``PYTHONPATH`` of a process that finds every package where this one finds it. Start it with ``python -P``:
+    otherwise the folder it happens to start in comes before them all."""
     places = [place for place in sys.path if place]
     places.append(str(Path(__file__).resolve().parents[2]))
     return os.pathsep.join(places)
@@ -136,7 +129,6 @@ def child_environment() -> dict[str, str]:
 
 
 def _package(name: str) -> _Package:
-    """Look up the package that a solver comes from, by the solver's full name."""
     return _PACKAGES[name.partition(":")[0]]
 
 

@@ -54,17 +54,16 @@ class StoppedBy(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class SolveOptions:
-    """Limits and hints for one solve.
+    """Limits and hints for one solve. None is no limit, no cap and no cutoff.
 
     Attributes:
-        time_limit_s: wall seconds inside the solver; None is no limit. (The process is killed a grace period
-            after it.)
+        time_limit_s: wall seconds inside the solver. (The process is killed a grace period after it.)
         gap: stop when (objective - bound) / |objective| <= gap.
-        node_limit: branch-and-bound nodes (HiGHS) or deterministic-time units (CP-SAT); None is no limit.
-        memory_limit_bytes: address-space cap of the solver's process; None is no cap.
+        node_limit: branch-and-bound nodes (HiGHS) or deterministic-time units (CP-SAT).
+        memory_limit_bytes: address-space cap of the solver's process.
         start_columns, start_values: a MIP start, whole or partial: columns [n] and their values [n].
-        cutoff: only solutions with an objective at most this are of interest; None is no cutoff. An answer of
-            "infeasible" then means that none is that good, with the cutoff as the bound.
+        cutoff: only solutions with an objective at most this are of interest. An answer of "infeasible" then means that
+            none is that good, with the cutoff as the bound.
         parameters: options handed to the solver under its own names, for experts.
     """
 
@@ -103,8 +102,7 @@ class Solution:
         objective, bound: of the incumbent; best proved. None where there is none.
         seconds: wall time inside the solver.
         cpu_seconds: processor time of the whole process, start and imports too: sums over solves are honest.
-        conflict: for an infeasible program, labels of rows and column bounds that cannot all hold
-            (empty when the solver offers no such report).
+        conflict: for an infeasible program, labels of rows and column bounds that cannot all hold, if the solver says.
     """
 
     status: SolverStatus

@@ -22,12 +22,18 @@ class Source:
 
     def imports(self) -> Iterator[tuple[int, str]]:
         """(line, module) of everything imported anywhere in the file, also inside functions."""
-        for node in ast.walk(self.tree):
+        for node in nodes(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield node.lineno, alias.name
             elif isinstance(node, ast.ImportFrom):
                 yield node.lineno, "." * node.level + (node.module or "")
+
+
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """List all nodes of a tree. Walking the package's takes seconds, and many tests look at all of it."""
+    return tuple(ast.walk(tree))
 
 
 @cache

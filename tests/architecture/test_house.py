@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.architecture.sources import ROOT, Source, sources
+from tests.architecture.sources import ROOT, Source, nodes, sources
 
 LONGEST = 400
 # Path below the package -> why it may be longer. Keep this empty if you can.
@@ -32,7 +32,7 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_the_first_sentence_of_a_docstring_stands_by_itself() -> None:
     described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [(s.name, ast.get_docstring(n)) for s in sources() for n in ast.walk(s.tree) if isinstance(n, described)]
+    texts = [(s.name, ast.get_docstring(n)) for s in sources() for n in nodes(s.tree) if isinstance(n, described)]
     assert [(name, text) for name, text in texts if text and text.split()[0].strip(",:;") in NO_OPENINGS] == []
 
 
@@ -60,11 +60,11 @@ def with_neighbours(source: Source) -> list[Source]:
 
 
 def functions(source: Source) -> set[str]:
-    return {node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in nodes(source.tree) if isinstance(node, ast.FunctionDef)}
 
 
 def called(source: Source) -> set[str]:
-    calls = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes(source.tree) if isinstance(node, ast.Call)]
     return {f.attr if isinstance(f, ast.Attribute) else f.id for f in calls if isinstance(f, ast.Attribute | ast.Name)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.sources import Source, sources
+from tests.architecture.sources import Source, nodes, sources
 
 ROOM = "loadmaster.executor.torch_private"
 # Attributes of PyTorch's objects, though classes of ours have some of that name.
@@ -43,7 +43,7 @@ def dotted(node: ast.expr) -> list[str]:
 def of_torch(tree: ast.Module) -> set[str]:
     """Names that a module has from PyTorch, directly or by the room."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             names |= {(a.asname or a.name).split(".")[0] for a in node.names if a.name.split(".")[0] == "torch"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch", ROOM)):
@@ -55,7 +55,7 @@ def own_names() -> set[str]:
     """Private names that Loadmaster's modules define."""
     found = set()
     for source in outside():
-        for node in ast.walk(source.tree):
+        for node in nodes(source.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -72,7 +72,7 @@ def outside() -> list[Source]:
 
 
 def private_imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -86,7 +86,7 @@ def private_imports(tree: ast.Module) -> Iterator[str]:
 
 
 def private_attributes(tree: ast.Module, own: set[str]) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             parts, name = dotted(node), node.attr
             if parts[:-1] in (["self"], ["cls"]) or parts[0] == "aten" or parts[:2] == ["torch", "ops"]:
@@ -105,15 +105,15 @@ def private_attributes(tree: ast.Module, own: set[str]) -> Iterator[str]:
 def assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Attributes of what comes from PyTorch that a module assigns to or deletes."""
     known = of_torch(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and dotted(node)[0] in known:
             yield node.lineno, ".".join(dotted(node))
 
 
 def replaces(tree: ast.Module) -> bool:
     """Whether a module replaces attributes that are named at run time."""
-    of_classes = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for n in ast.walk(c)}
-    for node in ast.walk(tree):
+    of_classes = {id(n) for c in nodes(tree) if isinstance(c, ast.ClassDef) for n in ast.walk(c)}
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             called = ".".join(dotted(node.func))
             if called in ("patched", "patch.object", "mock.patch.object"):

@@ -16,10 +16,8 @@ from loadmaster.models.kinds import all_kinds, kind_named, read_problem
 
 
 class New(Protocol):
-    """The module of a kind that builds its problems.
-
-    If it has a function ``listing() -> str``, of names that its flags know, there is a flag ``--list`` that prints it.
-    """
+    """The module of a kind that builds its problems. If it has a function ``listing() -> str``, of names that its flags
+    know, there is a flag ``--list`` that prints it."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
         """Add the flags of the kind; returns the parser, or the group of flags one of which must be given."""

@@ -24,14 +24,8 @@ def capture_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(given: Sequence[str]) -> int:
-    """Run the executor's capture of a kind in a process of its own (this floor has no torch).
-
-    Returns:
-        its exit status.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-    """
+    """Run the executor's capture of a kind in a process of its own (this floor has no torch); returns its exit status.
+    Raises MissingExtraError if torch is not installed."""
     parser = argparse.ArgumentParser(prog="loadmaster capture")
     capture_arguments(parser)
     if not given or given[0] in ("-h", "--help"):
@@ -54,11 +48,9 @@ def _captured_by_default() -> Kind | None:
 
 
 def _split(parser: argparse.ArgumentParser, given: Sequence[str]) -> tuple[Kind, list[str]]:
-    """Split arguments into the kind and those of its own command: the same without the kind's name.
-
-    The kind follows MODULE:FACTORY. Which of the words with a colon that is (``--device cuda:0``), only the kind's own
-    options say; so every word right after one is looked at.
-    """
+    """Split arguments into the kind and those of its own command: the same without the kind's name. The kind follows
+    MODULE:FACTORY. Only the kind's own options say which word with a colon that is (``--device cuda:0`` is none), so
+    every word right after one is looked at."""
     kinds = _captured()
     after = [n for n in range(1, len(given)) if ":" in given[n - 1] and not given[n - 1].startswith("-")]
     for place in after:

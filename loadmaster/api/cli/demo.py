@@ -161,7 +161,6 @@ def _run(arguments: list[str], what: str) -> None:
 
 
 def _comparison(outcomes: list[Outcome]) -> str:
-    """Build the table that compares the models, one column each."""
     rows = [
         ["budget", *(show_bytes(o.plan.budget_bytes) for o in outcomes)],
         ["peak, planned", *(show_bytes(o.plan.check["peak_bytes"]) for o in outcomes)],

@@ -47,11 +47,7 @@ _SERVER_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what was tried, whether it works, and what was found.
-
-    Attributes:
-        ok: None where it is missing and may be.
-    """
+    """One line of the report: what was tried, whether it works (None: missing, and may be), and what was found."""
 
     what: str
     ok: bool | None
@@ -96,7 +92,6 @@ def _system() -> str:
 
 
 def _solvers() -> Iterator[Finding]:
-    """Try each solver: it solves a small program in a process of its own, as it does for plans."""
     from loadmaster.solvers.registry import available
 
     found = available()

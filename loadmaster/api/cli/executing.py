@@ -32,22 +32,14 @@ def command_of(function: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def expect_torch() -> None:
-    """Refuse to start what needs torch where there is none.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-    """
+    """Refuse to start what needs torch where there is none. Raises MissingExtraError if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "torch")
 
 
 def converse(function: str, task: Mapping[str, Any], receive: Callable[[Message], Message | None]) -> int:
-    """Run a function of the executor and answer it until it ends; returns its exit status, 1 if it was killed.
-
-    Args:
-        task: told first.
-        receive: takes a message; returns the answer, if it wants one.
-    """
+    """Run a function of the executor and answer it until it ends. It is told the ``task`` first; ``receive`` takes a
+    message and returns the answer, if it wants one. Returns its exit status, 1 if it was killed."""
     # A terminal's interrupt reaches both processes; the other one ends, which ends the conversation.
     with subprocess.Popen(command_of(function), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -69,11 +61,8 @@ def converse(function: str, task: Mapping[str, Any], receive: Callable[[Message]
 
 
 class Plans:
-    """Plans that the other process asks for, made here or by ``--server``.
-
-    Attributes:
-        made: by the problem's ``sha256``: problem, plan, and the plan's id on the server.
-    """
+    """Plans that the other process asks for, made here or by ``--server``. ``made``: by the problem's ``sha256``:
+    problem, plan, and the plan's id on the server."""
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         self._arguments, self._terminal = arguments, terminal

@@ -16,11 +16,7 @@ from loadmaster.models.json_text import parse_json
 
 
 def write_json(path: str, document: Mapping[str, Any], terminal: Terminal, field: str = "-o") -> None:
-    """Write a document to a file, or to stdout for ``-``.
-
-    Raises:
-        InputError: naming ``field``, when the path cannot be written.
-    """
+    """Write a document to a file, or to stdout for ``-``. Raises InputError naming ``field`` if that fails."""
     if path == "-":
         terminal.json(document)
         return
@@ -28,11 +24,8 @@ def write_json(path: str, document: Mapping[str, Any], terminal: Terminal, field
 
 
 def read_document(path: str, field: str) -> Document:
-    """A document from a file, or from standard input for ``-``.
-
-    Raises:
-        InputError: naming ``field`` where nothing, or no JSON object, comes from standard input; as for any file.
-    """
+    """A document from a file, or from standard input for ``-``. Raises InputError naming ``field`` where nothing, or no
+    JSON object, comes from standard input; as for any file."""
     if path != "-":
         return load_document(path)
 
@@ -48,15 +41,8 @@ def read_document(path: str, field: str) -> Document:
 
 
 def expect_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
-    """Refuse to write over what is read, or twice to one place.
-
-    Args:
-        outputs: flag -> path.
-        inputs: name -> path.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """Refuse to write over what is read, or twice to one place. ``outputs``: flag -> path; ``inputs``: name -> path.
+    Raises InputError naming the flag."""
     taken = {_place(path): name for name, path in inputs.items() if path is not None and path != "-"}
     for flag, path in outputs.items():
         if path is None:
@@ -75,11 +61,7 @@ def _place(path: str) -> str:
 
 
 def expect_folder(path: str | None, field: str) -> None:
-    """Refuse a folder that neither exists nor can be made where it should be.
-
-    Raises:
-        InputError: naming ``field``.
-    """
+    """Refuse a folder that neither exists nor can be made where it should be. Raises InputError naming ``field``."""
     if path is None or os.path.isdir(path):
         return
     if os.path.exists(path):

@@ -105,11 +105,8 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _expect_no_problem(path: str | None, flag: str) -> None:
-    """Refuse to write over a problem that somebody captured: plans for it may be about.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """Refuse to write over a problem that somebody captured, as plans for it may exist. Raises InputError naming the
+    flag."""
     if path is None or not os.path.isfile(path):
         return
     try:
@@ -122,10 +119,7 @@ def _expect_no_problem(path: str | None, flag: str) -> None:
 
 def _task(arguments: argparse.Namespace) -> dict[str, Any]:
     """The task of the process that runs the model: the flags of its own, and what is left free of the budget in bytes.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    Raises InputError naming the flag."""
     limit_of("memory").read(arguments.budget, "--budget")  # refused here: a share of what is known to the process only
     given = arguments.fragmentation
     reserve_bytes = None if given == MEASURED else 0 if given == "0" else parse_bytes(given, "--fragmentation")
@@ -165,7 +159,6 @@ class _Session:
         return None
 
     def finish(self) -> int:
-        """Write and print the outcome of the conversation."""
         if self._fitted is None:
             raise LoadmasterError("the process that runs the model ended without an answer")
         arguments, terminal = self._arguments, self._terminal
@@ -191,7 +184,6 @@ class _Session:
         return 0
 
     def _write(self, problem: MemoryProblem, plan: MemoryPlan) -> None:
-        """Write the files that were asked for."""
         output, beside, terminal = self._arguments.output, self._arguments.problem, self._terminal
         measured = self._arguments.measured
         if output is not None:

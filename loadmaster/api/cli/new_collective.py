@@ -51,11 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document: one collective on one topology, at one or more sizes.
-
-    Raises:
-        InputError: naming the flag or the file's field.
-    """
+    """The problem document: one collective on one topology, at one or more sizes. Raises InputError naming the flag or
+    the file's field."""
     topology = _topology(arguments)
     sketch = _sketch(arguments, topology)
     pair_bytes = None if arguments.pair_bytes is None else _pair_bytes(arguments.pair_bytes)

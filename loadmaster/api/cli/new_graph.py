@@ -38,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document of one layer on a synthetic graph.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """The problem document of one layer on a synthetic graph. Raises InputError naming the flag."""
     for flag in ("width", "out", "heads"):
         if (value := getattr(arguments, flag)) < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")

@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document of shards with the traces that the flags name.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """The problem document of shards with the traces that the flags name. Raises InputError naming the flag."""
     expect_arguments(arguments)
     source = arguments.trace or distributions(arguments)
     traces = source.traces() if isinstance(source, Distributions) else traces_of_files(source)
@@ -61,11 +57,7 @@ def build(arguments: argparse.Namespace) -> Document:
 
 
 def expect_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that are out of range.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """Refuse numbers that are out of range. Raises InputError naming the flag."""
     for flag in ("shards", "keys", "hosts", "threads"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
@@ -74,11 +66,7 @@ def expect_arguments(arguments: argparse.Namespace) -> None:
 
 
 def distributions(arguments: argparse.Namespace) -> Distributions:
-    """The distributions that traces are to be made from.
-
-    Raises:
-        InputError: the shares of operations are none.
-    """
+    """The distributions that traces are to be made from. Raises InputError if the shares of operations are none."""
     names = tuple(arguments.distribution)
     mix = Mix(arguments.inserts, arguments.erases, arguments.scans, zipf=arguments.zipf)
     shards = arguments.shards or len(names)
@@ -86,11 +74,8 @@ def distributions(arguments: argparse.Namespace) -> Distributions:
 
 
 def problem_with(arguments: argparse.Namespace, shards: Sequence[tuple[str, Features]]) -> IndexProblem:
-    """The problem of shards by name, with the features of their traces.
-
-    Raises:
-        InputError: no candidate can serve a shard; names it.
-    """
+    """The problem of shards by name, with the features of their traces. Raises InputError naming a shard that no
+    candidate can serve."""
     problem = problem_of(
         "index" if arguments.trace else f"index-{'-'.join(dict.fromkeys(arguments.distribution))}",
         shards,

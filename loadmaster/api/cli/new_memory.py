@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document of a shipped graph, a chain or a transformer.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """The problem document of a shipped graph, a chain or a transformer. Raises InputError naming the flag."""
     device = hardware(arguments.hardware)
     document = _preset(arguments, device)
     if arguments.offload:

@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document of a known model on a mesh of GPUs.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """The problem document of a known model on a mesh of GPUs. Raises InputError naming the flag."""
     device = hardware(arguments.hardware)
     for flag in ("batch", "sequence"):
         if (value := getattr(arguments, flag)) is not None and value < 1:

@@ -25,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def build(arguments: argparse.Namespace) -> Document:
-    """The problem document of one training step with AdamW.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """The problem document of one training step with AdamW. Raises InputError naming the flag."""
     device = hardware(arguments.hardware)
     if arguments.chain is None:
         return presets.transformer(*transformer_shape(arguments), device, arguments.host_gbps)

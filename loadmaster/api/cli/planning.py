@@ -24,11 +24,8 @@ INTERRUPTED = 130
 
 
 def add_options(command: argparse.ArgumentParser, *, seed: bool = True) -> None:
-    """Add the flags that make up :class:`~loadmaster.planner.options.PlanOptions`.
-
-    Args:
-        seed: add ``--seed`` too; otherwise the command has one already.
-    """
+    """Add the flags that make up :class:`~loadmaster.planner.options.PlanOptions`, without ``--seed`` where the command
+    has one."""
     defaults = PlanOptions()
     command.add_argument(
         "--time-limit", type=float, default=defaults.time_limit_s, metavar="S", help="seconds (%(default)g)"
@@ -51,10 +48,7 @@ def add_options(command: argparse.ArgumentParser, *, seed: bool = True) -> None:
 
 def add_limits(command: argparse.ArgumentParser, *, several: bool = False, only: str | None = None) -> None:
     """Add a flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it.
-
-    Args:
-        only: the kind that the command is about; None: any.
-    """
+    ``only``: the kind that the command is about; None: any."""
     for flag, limits in _limits_by_flag(several).items():
         same: dict[str, list[str]] = {}
         for kind, limit in limits.items():
@@ -68,11 +62,8 @@ def add_limits(command: argparse.ArgumentParser, *, several: bool = False, only:
 
 
 def given_limits(arguments: argparse.Namespace, problem: Problem, *, several: bool = False) -> list[int] | None:
-    """The limits given for a problem, ascending; None where there are none.
-
-    Raises:
-        InputError: naming the flag: it is another kind's, or its value is not a limit.
-    """
+    """The limits given for a problem, ascending; None where there are none. Raises InputError naming the flag: it is
+    another kind's, or its value is not a limit."""
     found = None
     for flag, limits in _limits_by_flag(several).items():
         text: str | None = getattr(arguments, f"limit {flag}", None)
@@ -96,11 +87,8 @@ def _limits_by_flag(several: bool) -> dict[str, dict[str, Limit]]:
 
 
 def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
-    """Planning options from the flags, as they stand for this problem.
-
-    Raises:
-        InputError: naming the flag; or there is no limit, neither by flag nor in the problem.
-    """
+    """Planning options from the flags, as they stand for this problem. Raises InputError naming the flag, also where
+    neither a flag nor the problem gives a limit."""
     limits = given_limits(arguments, problem)
     limit = kind_named(problem.kind).limit
     if limit is not None and limits is None and limit.stated(problem) is None:
@@ -112,11 +100,7 @@ def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
 
 
 def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOptions:
-    """Planning options from the flags, with this limit.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """Planning options from the flags, with this limit. Raises InputError naming the flag."""
     memory = arguments.memory_limit
     with by_flag():
         return PlanOptions(

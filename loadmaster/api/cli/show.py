@@ -105,12 +105,8 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _show_plan(
     plan: Plan, problem: Problem | None, asked: dict[str, str], arguments: argparse.Namespace, terminal: Terminal
 ) -> int:
-    """Show a plan in words, and write the exports that were asked for.
-
-    Args:
-        problem: of the plan, where that came with it; otherwise it is looked for.
-        asked: paths, by export.
-    """
+    """Show a plan in words, and write the exports that were asked for. ``problem`` is None where it did not come with
+    the plan, and is looked for; ``asked``: paths, by export."""
     inputs = {"the plan": arguments.document, "the problem": arguments.problem, "the measurement": arguments.measured}
     expect_apart({f"--{name}": path for name, path in asked.items()}, inputs)
     own = {export.name: export for export in kind_named(plan.kind).exports}
@@ -158,18 +154,13 @@ def _from_service(arguments: argparse.Namespace, terminal: Terminal) -> tuple[Pl
 
 
 def _expect_no_service(arguments: argparse.Namespace) -> None:
-    """Refuse for a file what is for a plan of a service.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """Refuse for a file what is for a plan of a service. Raises InputError naming the flag."""
     for flag, given in (("--incumbent", arguments.incumbent), ("-o", arguments.output)):
         if given:
             raise InputError(flag, arguments.document, "is for a plan of a service, and this is a file", "Give an ID.")
 
 
 def _show_problem(problem: Problem, arguments: argparse.Namespace, wanted: list[str], terminal: Terminal) -> int:
-    """Show how large a problem is and how much it needs."""
     given = [flag for flag in ("--problem", "--measured") if getattr(arguments, flag[2:]) is not None]
     for flag in [*wanted, *given]:
         raise InputError(

@@ -31,11 +31,7 @@ class Terminal:
         self._colour = self._line.live and not os.environ.get("NO_COLOR")
 
     def data(self, text: str) -> None:
-        """Print one line or block of data.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Print one line or block of data. Raises OutputError if it cannot be written."""
         self.settle()
         try:
             self._write(_writable(text, self._out), self._out)
@@ -71,7 +67,6 @@ class Terminal:
         stream.flush()
 
     def _paint(self, text: str, code: str) -> str:
-        """Text in an ANSI colour, where colours are wanted."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
 
 

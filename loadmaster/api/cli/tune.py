@@ -89,11 +89,7 @@ def _tune(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _read(arguments: argparse.Namespace) -> IndexProblem:
-    """The problem that was given.
-
-    Raises:
-        InputError: it is of another kind, or a flag says how to make one.
-    """
+    """The problem that was given. Raises InputError if it is of another kind, or a flag says how to make one."""
     for name, default in arguments.of_new.items():
         if (value := getattr(arguments, name)) != default:
             flag = f"--{name.replace('_', '-')}"
@@ -136,7 +132,6 @@ class _Session:
         return None
 
     def finish(self) -> int:
-        """Write and print the outcome of the conversation."""
         if self._tuned is None:
             raise LoadmasterError("the process that runs the traces ended without an answer")
         arguments, terminal, told = self._arguments, self._terminal, self._tuned

@@ -71,10 +71,8 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
 def _axes(
     limit: Limit, extras: Extras, unit: str, points: Sequence[tuple[int, float]]
 ) -> tuple[Chart, Callable[[float, float], At]]:
-    """A chart that holds the points, and the function that places (limit, objective) in it.
-
-    The kind's baseline is a line in it, unless there is a step with nothing planned to hold the points against.
-    """
+    """A chart that holds the points, and the function that places (limit, objective) in it. The kind's baseline is a
+    line in it, unless there is a step with nothing planned to compare the points with."""
     scale = scale_of(unit)
     size, size_unit = limit_scale(max(value for value, _ in points), limit.unit)
     spare = extras.baseline if extras.unplanned is None else None

@@ -20,13 +20,12 @@ class Extras:
     """The columns and points that a kind adds to its frontiers, and what these are compared with.
 
     Attributes:
-        objective: what the kind's objective is called.
-        baseline: the objective with more than enough of the limit, and what that is called.
-        published: limit -> objective found by others, and by whom.
+        objective: its name.
+        baseline: the objective with more than enough of the limit, after its name.
+        published: limit -> objective found by others, ``published_by`` whom.
         header, rows: further columns; a row for every plan.
-        unplanned: what the step with nothing planned is called, the limit it takes, and its objective.
+        unplanned: the name of the step with nothing planned, the limit it takes, and its objective.
         restrictions: by name, the plans of the problem with fewer choices.
-        measured: points that were measured.
     """
 
     objective: str = "objective"

@@ -101,12 +101,8 @@ def points_picture(
     extras: Extras,
     marked: Sequence[tuple[int, float]] = (),
 ) -> Picture:
-    """Objective against limit from points alone, those with an objective; at least one has.
-
-    Args:
-        limit: its name and its unit.
-        marked: (limit, objective) of others.
-    """
+    """Objective against limit from points alone, those with an objective; at least one has. ``limit``: its name and its
+    unit; ``marked``: (limit, objective) of others."""
     curve = [(p.value, p.objective, p) for p in points if p.objective is not None]
     scale, (name, limit_unit) = scale_of(cost_unit), limit
     costs = [v for _, objective, p in curve for v in (objective, p.bound) if v is not None]

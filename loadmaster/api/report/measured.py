@@ -34,13 +34,11 @@ class Measured:
 
 
 def read_measured(source: Points, problem: Problem, limit: Limit, field: str = "measured") -> tuple[Measured, ...]:
-    """Points from a CSV file, from a JSON file ``{"points": [...]}``, or from rows at hand.
+    """Points from a CSV file, from a JSON file ``{"points": [...]}``, or from rows at hand. A row has ``method``,
+    ``step_us`` (in the unit of the problem's objective), and ``peak_bytes`` or the limit that it ran under
+    (``budget_bytes``); the peak counts where both are there. Other columns are left alone.
 
-    A row has ``method``, ``step_us`` (what the problem's objective is in), and ``peak_bytes`` or the limit that it ran
-    under (``budget_bytes``); the peak counts where both are there. Other columns are left alone.
-
-    Raises:
-        InputError: naming ``field`` or a row of it: there is no such file, or a value cannot be used.
+    Raises InputError naming ``field`` or a row of it: there is no such file, or a value cannot be used.
     """
     if not isinstance(source, str | Path | Iterable):
         raise InputError(field, source, "is no list of points", f"Give rows with {_columns(problem, limit)}.")

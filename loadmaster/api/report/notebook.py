@@ -70,16 +70,12 @@ def show(
     *,
     measured: Points | Any = None,
 ) -> ShownPair | ShownFrontier:
-    """Show what a plan does to its problem, or what a frontier says of it: in pictures or in words.
+    """Show what a plan does to its problem, or what a frontier says of it: in pictures or in words. ``measured``:
+    points to draw with a frontier, a file or rows (:func:`loadmaster.api.report.measured.read_measured`); the
+    measurement of a plan, as ``fitted.measurement`` or the file that ``fit`` wrote.
 
-    Args:
-        measured: points to draw with a frontier: a file, or rows (see
-            :func:`loadmaster.api.report.measured.read_measured`); what a plan measured: ``fitted.measurement``, or the
-            file that ``fit`` wrote.
-
-    Raises:
-        InputError: the plan is another problem's, or does not hold; what was measured cannot be read, or is of another
-            plan.
+    Raises InputError if the plan is another problem's or does not hold, or the measurement cannot be read or is of
+    another plan.
     """
     typed = read_problem(problem)
     if hasattr(plan, "points"):  # a Frontier, told apart without loading the planner

@@ -14,12 +14,8 @@ from loadmaster.models.units import byte_scale, show_bytes
 
 @dataclass(frozen=True)
 class Stretch:
-    """A number of bytes for a length of time.
-
-    Attributes:
-        colour: of :mod:`loadmaster.api.report.colours`; neighbours of one colour are one shape.
-        words: what is said where the pointer is.
-    """
+    """A number of bytes for a length of time. ``colour`` is of :mod:`loadmaster.api.report.colours`, and neighbours of
+    one colour are one shape; ``words`` are shown where the pointer is."""
 
     start_us: float
     duration_us: float
@@ -36,12 +32,8 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Line:
-    """Another step, drawn as a line over the first.
-
-    Attributes:
-        steps: (start, duration, bytes), one after another.
-        dash: as of SVG's ``stroke-dasharray``; empty for a line without gaps.
-    """
+    """Another step, drawn as a line over the first: ``steps`` (start, duration, bytes), one after another; ``dash`` as
+    of SVG's ``stroke-dasharray``, empty for a line without gaps."""
 
     steps: Sequence[tuple[float, float, int]]
     colour: str

@@ -12,11 +12,7 @@ __all__ = ["mps_file"]
 
 
 def mps_file(program: Program, plan: Plan, words: str) -> bytes:
-    """Write a program as an MPS file with its head.
-
-    Args:
-        words: what the program's points are.
-    """
+    """Write a program as an MPS file with its head, whose ``words`` say what the program's points are."""
     file = io.StringIO()
     # Names come from documents: one with a line break in it would end the comment.
     file.write(f"* {plan.name!a}: {words}\n")

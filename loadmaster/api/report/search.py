@@ -25,11 +25,8 @@ class SearchPoint:
 
 
 def search_picture(points: Sequence[SearchPoint], unit: str) -> Picture | None:
-    """Steps of objective and bound; None before the first of either. A report that leaves one out leaves it as it was.
-
-    Args:
-        points: in order of time; the last says where the curves end.
-    """
+    """Steps of objective and bound, by points in order of time, the last of which says where the curves end; None
+    before the first of either. A report that leaves one out leaves it as it was."""
     plans = _steps([(p.seconds, p.objective) for p in points])
     bounds = _steps([(p.seconds, p.bound) for p in points])
     values = [value for _, value in (*plans, *bounds)]

@@ -9,13 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Simulated:
-    """Some policies, run on one problem under one limit.
-
-    Attributes:
-        text: the lines that are printed.
-        document: the same as figures.
-        html: makes the page.
-    """
+    """Some policies, run on one problem under one limit: the lines that are printed, the same as figures, and a
+    function that makes the page."""
 
     text: str
     document: Mapping[str, Any]

@@ -13,13 +13,10 @@ from loadmaster.models.kinds import kind_named
 
 
 class Views(Protocol):
-    """The module that the registration of a kind names.
-
-    If it has a function ``pictures(view)``, a notebook shows what it draws
-    (:class:`loadmaster.api.report.picture.Picture`); if it has ``sections(view)``, the service's page of a plan shows
-    these pieces of HTML, made of what :mod:`loadmaster.api.report.page` offers; if it has ``both(first, second)``, two
-    plans of one problem are compared in these pictures.
-    """
+    """The module that the registration of a kind names. It may also have ``pictures(view)``, drawn in a notebook
+    (:class:`loadmaster.api.report.picture.Picture`); ``sections(view)``, pieces of HTML for the service's page of a
+    plan, made of what :mod:`loadmaster.api.report.page` offers; and ``both(first, second)``, pictures that compare two
+    plans of one problem."""
 
     def summary(self, plan: Any) -> str:
         """The lines that ``plan``, ``watch`` and ``show`` print, from the plan alone: where it is infeasible, why."""
@@ -50,21 +47,14 @@ def trace(seen: Any) -> bytes:
 
 
 def views_of(kind: str) -> Views:
-    """The views of a kind.
-
-    Raises:
-        InputError: it is not the name of a kind.
-    """
+    """The views of a kind. Raises InputError if it is not the name of a kind."""
     found: Views = resolve(kind_named(kind).views)
     return found
 
 
 def view_of(problem: Problem, plan: Plan, measured: Any = None) -> Any:
-    """A feasible plan joined with its problem, and with what it measured when it ran, as its kind has read it.
-
-    Raises:
-        InputError: the plan is of another problem, or does not hold.
-    """
+    """A feasible plan joined with its problem, and with what it measured when it ran, as its kind has read it. Raises
+    InputError if the plan is of another problem, or does not hold."""
     view = views_of(plan.kind).view(problem, plan)
     return view if measured is None else replace(view, measured=measured)
 
@@ -72,11 +62,8 @@ def view_of(problem: Problem, plan: Plan, measured: Any = None) -> Any:
 def export(
     problem: Problem, plan: Plan, what: Export, numbers: Mapping[str, int], measured: Any = None
 ) -> bytes | Mapping[str, bytes]:
-    """A feasible plan as one export of its kind: the file, or file name -> file where it is several.
-
-    Raises:
-        InputError: the plan does not hold, or cannot be written in this form.
-    """
+    """A feasible plan as one export of its kind: the file, or file name -> file where it is several. Raises InputError
+    if the plan does not hold, or cannot be written in this form."""
     return export_view(view_of(problem, plan, measured), what, numbers)
 
 

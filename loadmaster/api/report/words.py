@@ -67,12 +67,8 @@ def step_row(plan: Plan, spare_us: float) -> tuple[str, str]:
 
 
 def plan_facts(view: Any, objective: tuple[str, str], more: Facts, peak: tuple[str, str] = ("peak", "at")) -> Facts:
-    """The figures of a plan under a budget that a page shows at a glance.
-
-    Args:
-        objective: what it is called, and a note.
-        peak: what the peak is called, and the word before its place.
-    """
+    """The figures of a plan under a budget that a page shows at a glance. ``objective``: its name, and a note;
+    ``peak``: its name, and the word before its place."""
     plan, check = view.plan, view.check
     bound = "no bound was computed" if plan.bound is None else f"no plan is below {show_cost(plan.bound, plan.unit)}"
     share = show_share(check.peak_bytes / budget_of(plan)) if budget_of(plan) else "all"
@@ -97,11 +93,7 @@ def budget_of(plan: Plan) -> int:
 
 
 def expect_held(plan: Plan, verdict: Verdict) -> None:
-    """Refuse a plan that does not pass the checker.
-
-    Raises:
-        InputError: naming the first violation.
-    """
+    """Refuse a plan that does not pass the checker. Raises InputError naming the first violation."""
     if not verdict.ok:
         raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
 

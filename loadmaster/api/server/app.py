@@ -61,11 +61,8 @@ _MOST_BODIES, _MOST_BODIES_OF_A_KEY = 256, 32
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service. Its workers run between startup and shutdown of the app.
-
-    Raises:
-        InputError: settings that cannot be used.
-    """
+    """The service. Its workers run between startup and shutdown of the app. Raises InputError if the settings cannot be
+    used."""
     database = Database(settings.database_url)
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
     jobs, stopping = Jobs(database, settings.max_queued_jobs, settings.max_key_bytes), threading.Event()

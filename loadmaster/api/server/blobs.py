@@ -106,8 +106,7 @@ async def answer_submission(
 
     Raises:
         InputError: it cannot be planned, or there is no such blob.
-        Refusal: 429 or 503, there is no place for it; 503, other bodies take the memory, or the process that reads
-            large ones broke.
+        Refusal: 429 or 503, no place for it; 503, other bodies take the memory, or the process for large ones broke.
     """
     with service.bodies.take(caller):
         answer = await service.readers.read(asked, then)

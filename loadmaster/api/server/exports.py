@@ -58,11 +58,8 @@ async def export_plan(
 
 
 def _numbers(what: Export, given: Mapping[str, str]) -> dict[str, int]:
-    """Read the numbers of an export from the query.
-
-    Raises:
-        InputError: one that the export does not take, or whose value it does not take.
-    """
+    """Read the numbers of an export from the query. Raises InputError for one that it does not take, or a value that it
+    cannot have."""
     known = {number.name: number for number in what.numbers}
     for name, text in given.items():
         field = f"query.{name}"

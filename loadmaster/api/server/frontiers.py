@@ -72,11 +72,7 @@ def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: Frontie
 
 
 def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
-    """Cancel the jobs of a frontier; returns it as it stands then.
-
-    Raises:
-        Refusal: 404, or 403 if it is another's.
-    """
+    """Cancel the jobs of a frontier; returns it as it stands then. Raises Refusal 404, or 403 if it is another's."""
     jobs = existing_frontier(service, frontier_id).jobs
     caller.expect_may_change("frontier", jobs[0].owner)
     for job in jobs:
@@ -85,11 +81,7 @@ def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
 
 
 def existing_frontier(service: Service, frontier_id: str) -> Frontier:
-    """Look up a frontier by its id.
-
-    Raises:
-        Refusal: 404.
-    """
+    """Look up a frontier by its id. Raises Refusal 404."""
     frontier = service.jobs.get_frontier(frontier_id)
     if frontier is None:
         raise not_found("frontier", frontier_id)

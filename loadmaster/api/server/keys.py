@@ -54,12 +54,8 @@ _REALM = 'Bearer realm="loadmaster"'
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller of a request.
-
-    Attributes:
-        name: of the key, which is the owner of what it submits; None where the service asks for no keys.
-        key_made_at: tells a key from a later one of the same name.
-    """
+    """The caller of a request. ``name`` is that of the key, which owns what it submits; None where the service asks for
+    no keys. ``key_made_at`` tells a key from a later one of the same name."""
 
     name: str | None
     scope: store.Scope
@@ -89,10 +85,8 @@ CallerDep = Annotated[Caller, Depends(caller)]
 
 
 class KeysInUse:
-    """Watch over keys that are revoked while answers to them go on for long. Used within one event loop.
-
-    One look at the store serves all who ask within a few seconds.
-    """
+    """Watch over keys that are revoked while answers to them go on for long. Used within one event loop. One look at
+    the store serves all who ask within a few seconds."""
 
     def __init__(self, keys: store.Keys) -> None:
         self._keys = keys
@@ -116,11 +110,8 @@ class KeysInUse:
 
 
 class KeyCheck:
-    """ASGI middleware: refuses requests without a key that is known and may do what they ask for.
-
-    Args:
-        keys: those that are known; None where the service asks for none.
-    """
+    """ASGI middleware: refuses requests without a key that is known and may do what they ask for. ``keys``: None where
+    the service asks for none."""
 
     def __init__(self, app: ASGIApp, keys: store.Keys | None) -> None:
         self._app, self._keys = app, keys

@@ -38,7 +38,7 @@ class News:
     Args:
         events: the events of a job that follow event ``after``.
         heads: the numbers of the latest events of jobs, by id; a job that is gone is left out.
-        poll_s: how often it is asked, while anybody waits.
+        poll_s: how often the store is asked, while anybody waits.
         stopping: set when the server has begun to shut down.
     """
 

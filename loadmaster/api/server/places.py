@@ -19,13 +19,8 @@ _RETRY_AFTER_S = "5"
 
 
 class Places:
-    """Places for work of one sort, which callers take and give back. Used within one event loop.
-
-    Args:
-        what: in the plural, for refusals.
-        most: at a time.
-        most_each: of one key; where there are no keys, all are of one caller and only ``most`` counts.
-    """
+    """Places for work of one sort, which callers take and give back. Used within one event loop. ``what`` is a plural,
+    for refusals; ``most`` at a time, ``most_each`` of one key; where there are no keys, only ``most`` counts."""
 
     def __init__(self, what: str, most: int, most_each: int) -> None:
         self._what, self._most, self._most_each = what, most, most_each
@@ -33,11 +28,8 @@ class Places:
 
     @contextlib.contextmanager
     def take(self, caller: Caller) -> Iterator[None]:
-        """Take a place for as long as the context lasts.
-
-        Raises:
-            Refusal: 429 where the caller has all that it may, 503 where there is none left.
-        """
+        """Take a place for as long as the context lasts. Raises Refusal 429 where the caller has all that it may, 503
+        where there is none left."""
         retry = {"Retry-After": _RETRY_AFTER_S}
         if caller.name is not None and self._taken[caller.name] >= self._most_each:
             detail = f"{caller.name} has {self._most_each} {self._what} under way, and may have no more at a time."

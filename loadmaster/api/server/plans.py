@@ -121,11 +121,7 @@ def list_plans(
 
 
 def label_filter(label: str | None) -> tuple[str, str] | None:
-    """Split ``name:value`` into name and value.
-
-    Raises:
-        InputError: there is no colon.
-    """
+    """Split ``name:value`` into name and value. Raises InputError if there is no colon."""
     if label is None:
         return None
     name, separator, value = label.partition(":")

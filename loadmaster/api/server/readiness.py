@@ -18,14 +18,9 @@ _LONGEST_WITHOUT_THREAD_S = 2.0
 
 
 class Readiness:
-    """Looks at the service when asked, one look at a time. While a look takes long, the one before it counts.
-
-    Used within one event loop.
-
-    Args:
-        look: the checks by name; "ok" is good. Called in a thread that is not one of those that serve requests.
-        longest_s: a look that takes longer is a bad one.
-    """
+    """Looks at the service when asked, one look at a time. While a look takes long, the one before it counts. Used
+    within one event loop. ``look`` gives the checks by name, "ok" is good; it is called in a thread that is not one of
+    those that serve requests. A look that takes longer than ``longest_s`` is a bad one."""
 
     def __init__(self, look: Callable[[], Mapping[str, str]], longest_s: float) -> None:
         self._look, self._longest_s = look, longest_s

@@ -66,11 +66,8 @@ def packed_documents(service: Service, job: Job, found: Found) -> tuple[bytes, .
 
 
 def found_plan(service: Service, job: Job, incumbent: Literal["latest"] | None = None) -> Found:
-    """Return the result of a job; asked for the incumbent, the best plan so far where there is no result.
-
-    Raises:
-        Refusal: 409, there is none yet, or none at all.
-    """
+    """Return the result of a job; asked for the incumbent, the best plan so far where there is no result. Raises
+    Refusal 409 where there is none yet, or none at all."""
     if incumbent is not None and job.plan_sha256 is None:
         best = service.jobs.incumbent(job.id)
         if best is not None:

@@ -46,12 +46,9 @@ def is_loopback(host: str) -> bool:
 
 
 class HostCheck:
-    """ASGI middleware: refuses requests for another host, and changes that a page of another origin asks for.
-
-    Args:
-        host: that the service listens on.
-        names: that it is reached by, in addition to ``localhost`` and addresses in digits.
-    """
+    """ASGI middleware: refuses requests for another host, and changes that a page of another origin asks for. ``host``
+    is the one that the service listens on; ``names`` are those it is reached by, in addition to ``localhost`` and
+    addresses in digits."""
 
     def __init__(self, app: ASGIApp, host: str, names: Iterable[str]) -> None:
         self._app = app

@@ -38,11 +38,7 @@ class PackedBlob(BlobHead):
     body: bytes
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes as they were sent, in pieces.
-
-        Raises:
-            UnreadableDocumentError: the body is damaged.
-        """
+        """Yield the bytes as they were sent, in pieces. Raises UnreadableDocumentError if the body is damaged."""
         unpack, rest = zlib.decompressobj(), self.body
         while not unpack.eof:
             try:
@@ -77,11 +73,7 @@ class BlobPacker:
 
 
 class Blobs:
-    """The blobs of a store. Safe to call from any thread.
-
-    Args:
-        max_bytes: that all of them take, compressed; one alone is always kept.
-    """
+    """The blobs of a store, ``max_bytes`` together, compressed; one alone is always kept. Safe in any thread."""
 
     def __init__(self, database: Database, max_bytes: int) -> None:
         self._database, self._max_bytes = database, max_bytes

@@ -37,10 +37,8 @@ class DatabaseAwayError(InputError):
 
 
 class Database:
-    """The database of the service: SQLite or PostgreSQL. Safe to use from any thread.
-
-    Args:
-        wait_s: how long a transaction waits for what others have locked.
+    """The database of the service: SQLite or PostgreSQL. Safe to use from any thread. A transaction waits ``wait_s``
+    for what others have locked.
 
     Raises:
         DatabaseAwayError: the server does not answer, or lets nobody in.
@@ -109,11 +107,9 @@ class Database:
 
 
 def transaction(method: Callable[ArgumentsP, ResultT]) -> Callable[ArgumentsP, ResultT]:
-    """Mark a method that only writes in one transaction: it is done again when others came in its way.
-
-    Where several transactions write at a time, two of them may insert the same key, or wait for each other. One of
-    them is then undone, and finds at its next try what the other one wrote.
-    """
+    """Mark a method that only writes in one transaction: it is done again when others came in its way. Two that write
+    at a time may insert the same key, or wait for each other; then one is undone, and finds at its next try what the
+    other one wrote."""
 
     @functools.wraps(method)
     def until_done(*arguments: ArgumentsP.args, **named: ArgumentsP.kwargs) -> ResultT:
@@ -141,10 +137,7 @@ def _one_line(error: BaseException) -> str:
 
 def _parsed(url: str) -> tuple[sa.URL, str]:
     """The URL in its parts, and as it may be shown. One that cannot be read is not: it may hold a password anywhere.
-
-    Raises:
-        InputError: it is not the URL of a database.
-    """
+    Raises InputError if it is not the URL of a database."""
     with contextlib.suppress(ArgumentError, ValueError):
         parsed = make_url(url)
         # An @ that is not encoded ends a password early: the rest of it would be taken for the host's name.

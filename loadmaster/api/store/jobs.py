@@ -65,12 +65,8 @@ class QueueFullError(LoadmasterError):
 
 
 class Jobs:
-    """Submissions and reads. Safe to call from any thread.
-
-    Args:
-        max_queued: jobs that may wait; of one key without a quota of its own, at most half as many.
-        max_bytes: that may be stored of the jobs of one key without a quota of its own.
-    """
+    """Submissions and reads. Safe to call from any thread. ``max_queued`` jobs may wait; of one key without a quota of
+    its own at most half as many, and ``max_bytes`` may be stored."""
 
     def __init__(self, database: Database, max_queued: int, max_bytes: int = LARGEST_BYTES) -> None:
         self._database, self._max_queued = database, max_queued
@@ -116,13 +112,7 @@ class Jobs:
         idempotency_key: str | None = None,
         owner: str | None = None,
     ) -> Frontier:
-        """Queue one job per point, under one parent.
-
-        Raises:
-            InputError: the idempotency key was used for another request.
-            QueueFullError: too many wait.
-            QuotaError: too many of this owner's wait, or too much is stored of them.
-        """
+        """Queue one job per point, under one parent; raises as :meth:`submit`."""
         self._stored.expect_room(owner, problem)
         with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
@@ -199,11 +189,7 @@ class Jobs:
             return records.find_reusable(connection, cache_key, asked_gap) is not None
 
     def document(self, key: str) -> PackedDocument:
-        """A problem or plan by its hash.
-
-        Raises:
-            UnreadableDocumentError: it is not there.
-        """
+        """A problem or plan by its hash. Raises UnreadableDocumentError if it is not there."""
         with self._database.read() as connection:
             return records.packed_document(connection, key)
 
@@ -239,10 +225,7 @@ class Jobs:
     @transaction
     def purge(self, job_id: str) -> bool:
         """Remove a final job, what belongs to it, and its documents unless other jobs use them; False if not known.
-
-        Raises:
-            NotFinalError: it is queued or running.
-        """
+        Raises NotFinalError if it is queued or running."""
         with self._database.write() as connection:
             job = records.get_job(connection, job_id, lock=True)
             if job is None:

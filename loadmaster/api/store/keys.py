@@ -51,12 +51,10 @@ class Scope(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Key:
-    """A key without its secret.
+    """A key without its secret. Its ``name`` owns the jobs submitted with it.
 
     Attributes:
-        name: of whoever holds it; it is the owner of the jobs submitted with it.
-        max_queued: its jobs that may wait at a time; None for no limit of its own.
-        max_running: its jobs that may run at a time.
+        max_queued, max_running: its jobs that may wait, and run, at a time; None for no limit of its own.
         max_bytes: that may be stored of its jobs; None for what the service gives every key.
         revoked_at: since when it opens nothing, in seconds since the epoch.
     """
@@ -103,13 +101,9 @@ class Keys:
         max_running: int | None = None,
         max_bytes: int | None = None,
     ) -> str:
-        """Make a key and return its secret, which nothing can show again.
-
-        The name of a revoked key may be given again: the new key then owns the jobs of the old one.
-
-        Raises:
-            InputError: the name is taken or cannot be one, or a quota is out of range.
-        """
+        """Make a key and return its secret, which nothing can show again. The name of a revoked key may be given again:
+        the new key then owns the jobs of the old one. Raises InputError if the name is taken or cannot be one, or a
+        quota is out of range."""
         if not _NAME.fullmatch(name):
             remedy = "Use up to 64 letters, digits and . _ @ -, a letter or digit first."
             raise InputError("name", name, "is no name of a key", remedy)
@@ -154,11 +148,8 @@ class Keys:
 
     @transaction
     def revoke(self, name: str) -> None:
-        """Let a key open nothing any more, on every server and at once. Its jobs and their quotas stay.
-
-        Raises:
-            InputError: no key of that name is in use.
-        """
+        """Let a key open nothing any more, on every server and at once. Its jobs and their quotas stay. Raises
+        InputError if no key of that name is in use."""
         columns = schema.api_key.c
         with self._database.write() as connection:
             revoked = connection.execute(
@@ -192,10 +183,8 @@ def owners_at_their_limit() -> sa.Select[tuple[str]]:
 
 
 def lock_owner(connection: Connection, name: str | None) -> Owner:
-    """The owner of jobs, by the name of its key; None for jobs that have none.
-
-    Where it has quotas, no other transaction that asks goes on before this one ends: what is counted stays true.
-    """
+    """The owner of jobs, by the name of its key; None for jobs that have none. Where it has quotas, no other
+    transaction that asks goes on before this one ends: what is counted stays true."""
     if name is None:
         return Owner(None)
     columns = schema.api_key.c

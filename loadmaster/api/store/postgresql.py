@@ -33,10 +33,7 @@ class _WithoutNul(StrDumperUnknown):
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
     """Engines for transactions that read, and for those that write. Locks of others are waited for ``wait_s`` at most.
-
-    Raises:
-        InputError: the URL asks for another driver.
-    """
+    Raises InputError if the URL asks for another driver."""
     if url.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         remedy = "Give postgresql://user:password@host/name."
         raise InputError("database_url", url.drivername, "is no driver that the service uses", remedy)

@@ -61,13 +61,9 @@ class Silence:
 
 
 class Queue:
-    """Leases of jobs. Safe to call from any thread and any number of processes.
-
-    Args:
-        lease_s: a job whose lease is not renewed for this long goes back to the queue, if :meth:`reclaim` is called
-            more often than that.
-        max_attempts: a job that has been started this often is not started again: it fails.
-    """
+    """Leases of jobs. Safe to call from any thread and any number of processes. A job whose lease is not renewed for
+    ``lease_s`` goes back to the queue, if :meth:`reclaim` is called more often than that; one that has been started
+    ``max_attempts`` times fails instead."""
 
     def __init__(self, database: Database, *, lease_s: float, max_attempts: int) -> None:
         self._database = database
@@ -77,10 +73,8 @@ class Queue:
 
     @transaction
     def claim(self, owner: str) -> Job | None:
-        """Lease a job that waits and may run, or None: the oldest one of whoever was served longest ago.
-
-        Of equal requests only one runs at a time, and of an owner's jobs no more than its key allows.
-        """
+        """Lease a job that waits and may run, or None: the oldest one of whoever was served longest ago. Of equal
+        requests only one runs at a time, and of an owner's jobs no more than its key allows."""
         try:
             return self._claim(owner)
         except _QuotaError:
@@ -144,10 +138,8 @@ class Queue:
 
     @transaction
     def record(self, job_id: str, owner: str, events: Iterable[tuple[str, Mapping[str, Any]]]) -> bool:
-        """Write events (type, data) of a running job; the last progress or incumbent sets its figures.
-
-        Returns False, and writes nothing, when the lease is lost.
-        """
+        """Write events (type, data) of a running job; the last progress or incumbent sets its figures. Returns False,
+        and writes nothing, when the lease is lost."""
         with self._database.write() as connection:
             if not _holds(connection, job_id, owner):
                 return False
@@ -160,10 +152,8 @@ class Queue:
 
     @transaction
     def keep(self, job_id: str, owner: str, objective: float, plan: PackedDocument) -> bool:
-        """Keep the best plan so far of a running job, where it is better than the one that is kept.
-
-        Returns False, and writes nothing, when the lease is lost.
-        """
+        """Keep the best plan so far of a running job, where it is better than the one that is kept. Returns False, and
+        writes nothing, when the lease is lost."""
         with self._database.write() as connection:
             if not _holds(connection, job_id, owner):
                 return False
@@ -172,11 +162,7 @@ class Queue:
             return True
 
     def problem(self, job: Job) -> bytes:
-        """The canonical JSON of the job's problem.
-
-        Raises:
-            UnreadableDocumentError: it is gone or damaged.
-        """
+        """The canonical JSON of the job's problem. Raises UnreadableDocumentError if it is gone or damaged."""
         with self._database.read() as connection:
             packed = records.packed_document(connection, job.problem_sha256)
         return packed.content()
@@ -202,9 +188,7 @@ class Queue:
     @transaction
     def run_out(self, job_id: str, owner: str, error: Document, seconds: float) -> State | None:
         """Make a job final whose time is up: with the best plan that was kept of it, or failed where there is none.
-
-        Returns None, and writes nothing, when the lease is lost.
-        """
+        Returns None, and writes nothing, when the lease is lost."""
         with self._database.write() as connection:
             if not _holds(connection, job_id, owner):
                 return None
@@ -238,8 +222,7 @@ class Queue:
 
     def reclaim(self) -> int:
         """Take back the jobs, and forget the workers, that were silent for longer than a lease, as far as this process
-        saw. Returns how many jobs.
-        """
+        saw. Returns how many jobs."""
         with self._database.read() as connection:
             jobs = _counts(connection, _JOB_BEATS, _is(State.RUNNING))
             workers = _counts(connection, _WORKER_BEATS)

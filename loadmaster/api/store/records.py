@@ -194,11 +194,7 @@ def put_document(connection: Connection, packed: PackedDocument) -> str:
 
 
 def packed_document(connection: Connection, key: str) -> PackedDocument:
-    """A document by its hash.
-
-    Raises:
-        UnreadableDocumentError: it is not there.
-    """
+    """A document by its hash. Raises UnreadableDocumentError if it is not there."""
     body = connection.execute(sa.select(schema.document.c.body).where(schema.document.c.sha256 == key)).scalar()
     if body is None:
         raise UnreadableDocumentError(f"the document {key} is not in the store")
@@ -223,10 +219,8 @@ def _add(metric: str, amount: float) -> sa.Update:
 
 
 def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool = False) -> None:
-    """Make a job final: state, figures of its plan, the last two events, the counters.
-
-    What was cancelled and hands nothing over ends with the best plan that was kept of it.
-    """
+    """Make a job final: state, figures of its plan, the last two events, the counters. A cancelled one that hands
+    nothing over ends with the best plan that was kept of it."""
     if outcome.plan is None and outcome.state is State.CANCELLED:
         outcome = replace(outcome, plan=incumbents.best_plan(connection, job.id, "cancel"))
     if cached and outcome.plan is not None:
@@ -285,10 +279,8 @@ def _give_back(connection: Connection, key: str) -> None:
 
 
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:
-    """The latest end of a job of the same problem and options that was proved to the asked gap.
-
-    An answer that cannot be read any more does not count.
-    """
+    """The latest end of a job of the same problem and options that was proved to the asked gap. An answer that cannot
+    be read any more does not count."""
     for row in connection.execute(_REUSABLE, {"key": cache_key, "asked_gap": asked_gap}):
         try:
             return Outcome(State(row.state), packed_document(connection, row.plan_sha256).document())

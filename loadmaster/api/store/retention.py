@@ -23,12 +23,8 @@ _IN_ONE_TRANSACTION, _AT_ONCE = 20, 500
 
 
 class Retention:
-    """Purges the final jobs that are over, and gives their space back. Safe to call from any thread.
-
-    Args:
-        days: since a job came to its end; 0 keeps jobs of any age.
-        jobs: that are kept, the latest ones; 0 keeps any number.
-    """
+    """Purges the final jobs that are over, and gives their space back. Safe to call from any thread. Jobs are kept for
+    ``days`` after their end, the latest ``jobs`` of them; 0 is no limit."""
 
     def __init__(self, database: Database, days: float, jobs: int) -> None:
         self._database, self._days, self._jobs = database, days, jobs

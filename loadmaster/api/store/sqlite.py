@@ -26,11 +26,8 @@ _INCREMENTAL = 2
 
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
-    """Engines for transactions that read and for those that write: the latter wait ``wait_s`` for one another.
-
-    Raises:
-        InputError: the database is in memory.
-    """
+    """Engines for transactions that read and for those that write: the latter wait ``wait_s`` for one another. Raises
+    InputError if the database is in memory."""
     _expect_file(url)
     engine = sa.create_engine(url, connect_args={"check_same_thread": False})
 
@@ -101,10 +98,8 @@ def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:
 
 
 def _expect_file(url: sa.URL) -> None:
-    """Make the file and its folder, for their owner alone; what is there stays as it is.
-
-    A database in memory cannot be shared with workers: refused.
-    """
+    """Make the file and its folder, for their owner alone; what is there stays as it is. A database in memory cannot be
+    shared with workers: refused."""
     if url.database is None or url.database in ("", ":memory:"):
         shown = url.set(query={}).render_as_string(hide_password=True)
         raise InputError(

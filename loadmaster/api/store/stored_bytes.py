@@ -36,11 +36,8 @@ class _Counted:
 
 
 class StoredBytes:
-    """The stored bytes of owners, and the room that is left. Safe to call from any thread.
-
-    Args:
-        most_bytes: of a key without a quota of its own.
-    """
+    """The stored bytes of owners, and the room that is left: ``most_bytes`` for a key without a quota of its own. Safe
+    to call from any thread."""
 
     def __init__(self, database: Database, most_bytes: int) -> None:
         self._database, self._most_bytes = database, most_bytes
@@ -48,11 +45,7 @@ class StoredBytes:
         self._counted: dict[str | None, _Counted] = {}
 
     def expect_room(self, owner: str | None, document: PackedDocument) -> None:
-        """Take room for a document.
-
-        Raises:
-            QuotaError: there is none.
-        """
+        """Take room for a document. Raises QuotaError if there is none."""
         if self._is_stored(document):
             return
         with self._lock:

@@ -38,11 +38,8 @@ class Parent(Protocol):
 
 
 class BestPlans:
-    """The link between planner and parent: passes on what both say, and better plans when they are due.
-
-    Args:
-        document: of a plan that a report makes.
-    """
+    """The link between planner and parent: passes on what both say, and better plans when they are due. ``document``
+    makes one of a report's plan."""
 
     def __init__(self, parent: Parent, document: Callable[[Any], Document]) -> None:
         self._parent, self._document = parent, document

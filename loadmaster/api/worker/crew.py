@@ -20,11 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class Crew(Worker):
-    """A :class:`Worker` that takes a job whenever fewer than ``places()`` are under way.
-
-    Args:
-        places: asked before each claim. What it raises ends the worker, and its jobs go back unharmed.
-    """
+    """A :class:`Worker` that takes a job whenever fewer than ``places()`` are under way, asked before each claim. An
+    error of it ends the worker, and its jobs go back unharmed."""
 
     def __init__(
         self, settings: Settings, *, launch: Launcher, places: Callable[[], int], worker_id: str | None = None

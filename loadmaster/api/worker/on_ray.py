@@ -33,12 +33,8 @@ def expect_ray() -> None:
 
 
 def connect() -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or else the one that runs on this machine.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        InputError: there is no such cluster.
-    """
+    """Join the cluster that ``RAY_ADDRESS`` names, or else the one that runs on this machine. Raises MissingExtraError
+    if Ray is not installed, InputError if there is no such cluster."""
     expect_ray()
     import ray
 
@@ -51,10 +47,8 @@ def connect() -> None:
 
 
 def places() -> int:
-    """The number of jobs to have under way: one for each processor of the cluster as it is now, and one more.
-
-    The one that waits is what a cluster that grows on demand grows for.
-    """
+    """The number of jobs to have under way: one for each processor of the cluster as it is now, and one that waits: a
+    cluster that grows on demand grows for that."""
     import ray
 
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -36,11 +36,9 @@ class RunningJob(Protocol):
         ...
 
     def listen(self, timeout_s: float) -> list[Message]:
-        """Return what the job has said, waiting up to ``timeout_s`` for a first word.
-
-        Kinds: progress, incumbent (figures alone), log, best_plan (objective and packed document); then exactly one
-        of plan, error, or crash (with the reason as text).
-        """
+        """Return what the job has said, waiting up to ``timeout_s`` for a first word: progress, incumbent (figures
+        alone), log, best_plan (objective and packed document); then exactly one of plan, error, or crash (with the
+        reason as text)."""
         ...
 
     def cancel(self) -> None:

@@ -24,24 +24,15 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LOOK_EVERY_S = 1.0, 30.0, 0.1
 
 
 def expect_engine(settings: Settings) -> None:
-    """Check that the engine is installed.
-
-    Raises:
-        MissingExtraError: it is missing.
-    """
+    """Check that the engine is installed. Raises MissingExtraError if it is missing."""
     if settings.engine == "ray":
         on_ray.expect_ray()
 
 
 def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | None = None) -> None:
-    """Run a worker in this process until SIGTERM or SIGINT, or until its parent ends; its jobs then go back.
-
-    A database server that does not answer yet is waited for.
-
-    Raises:
-        MissingExtraError: the engine is not installed.
-        InputError: the engine finds no cluster.
-    """
+    """Run a worker in this process until SIGTERM or SIGINT, or until its parent ends; its jobs then go back. A database
+    server that does not answer yet is waited for. Raises MissingExtraError if the engine is not installed, InputError
+    if it finds no cluster."""
     telemetry.configure()
     life = _Life(parent_pid)
     life.heed_signals()

@@ -43,11 +43,8 @@ def new_worker_id() -> str:
 
 
 class Worker:
-    """Leases jobs and plans them until :meth:`stop`.
-
-    Args:
-        launch: starts the job's process; the seam for running jobs elsewhere.
-    """
+    """Leases jobs and plans them until :meth:`stop`. ``launch`` starts the job's process; the seam for running jobs
+    elsewhere."""
 
     def __init__(self, settings: Settings, *, worker_id: str | None = None, launch: Launcher = LocalJob) -> None:
         self.id = worker_id or new_worker_id()
@@ -217,8 +214,7 @@ class Worker:
         self, call: Callable[ArgumentsP, ResultT], *arguments: ArgumentsP.args, **named: ArgumentsP.kwargs
     ) -> ResultT:
         """Ask the store about the job that runs. A store that is busy or away is asked again: the job goes on, and
-        whether its lease was lost, the store tells when it is back.
-        """
+        whether its lease was lost, the store tells when it is back."""
         while True:
             try:
                 return call(*arguments, **named)

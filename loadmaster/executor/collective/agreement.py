@@ -24,12 +24,7 @@ from loadmaster.models.collective.problem import CollectiveProblem
 
 @dataclass(frozen=True)
 class Place:
-    """Host and device that a rank runs on.
-
-    Attributes:
-        host: ranks of one node of the topology share it.
-        device: number of the GPU on its host; None: no GPU.
-    """
+    """Host and device that a rank runs on; ranks of one node of the topology share ``host``; device None: no GPU."""
 
     host: str
     device: int | None = None
@@ -61,12 +56,7 @@ def identity(problem: CollectiveProblem, plan: CollectivePlan, order: str) -> st
 def agree_on(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal: InputError | None = None) -> None:
     """Refuse arguments that are not the same everywhere, or that some rank refuses. Every rank of the group calls it.
 
-    Args:
-        arguments: by name, of this rank.
-        refusal: why this rank refuses its own.
-
-    Raises:
-        InputError: on every rank; where a rank has refused its own, that refusal.
+    ``refusal`` says why this rank refuses its own. All ranks raise InputError; one that refused its own, that refusal.
     """
     said: list[Any] = [None] * group.size()
     dist.all_gather_object(said, (dict(arguments), refusal), group=group)
@@ -88,9 +78,8 @@ def agree_on(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal:
 def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place, order: str) -> str:
     """Refuse a plan that this group cannot run; otherwise return its identity. Every rank of the group calls it.
 
-    Raises:
-        InputError: on every rank: the plan is of another problem, has no algorithm, differs between ranks, or is
-            for another number of ranks, other hosts, or another order of devices.
+    InputError on every rank: the plan is of another problem, has no algorithm, differs between ranks, or is for another
+    number of ranks, other hosts, or another order of devices.
     """
     mine = {
         "plan": identity(problem, plan, order),

@@ -1,8 +1,8 @@
 """Calibration of planned calls against the inner group's: measured through the same calls, when plans are switched on.
 
-Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and next
-to matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others.
-A plan wins a size where it is clearly faster alone, and not slower next to them. A size between two measured ones is
+Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and next to
+matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others. A
+plan wins a size where it is clearly faster alone, and not slower next to them. A size between two measured ones is
 planned where both are won.
 """
 
@@ -36,11 +36,8 @@ _CLEARLY, _LEVEL = 0.97, 1.01
 
 @dataclass(frozen=True)
 class Timing:
-    """One size of one collective: microseconds a call takes by plan, and in the inner group.
-
-    Attributes:
-        planned_beside_us, inner_beside_us: of a call and of the computation next to it, until both are over; zero where
-            there was none.
+    """One size of one collective: microseconds a call takes by plan, and in the inner group. The ``beside`` times are
+    of a call and the computation next to it, until both are over; zero where there was none.
     """
 
     collective: Collective
@@ -57,11 +54,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Times of planned calls and of the inner group's, by collective and size. ``print`` shows a table.
-
-    Attributes:
-        device: name of the GPU, or "cpu".
-        plans: what was planned, as ranks agreed on it.
+    """Times of planned calls and of the inner group's, by collective and size. ``print`` shows a table. ``device`` is
+    the name of the GPU, or "cpu"; ``plans``, what was planned, as ranks agreed on it.
     """
 
     device: str
@@ -113,11 +107,7 @@ def device_name(device: torch.device) -> str:
 
 
 def expect_fitting(calibration: Calibration, device: torch.device, ranks: int, plans: Sequence[str]) -> None:
-    """Refuse a calibration that was measured elsewhere.
-
-    Raises:
-        InputError: another GPU, number of ranks, or other plans.
-    """
+    """Refuse a calibration of another GPU, number of ranks, or other plans (InputError)."""
     for what, was, here in (
         ("device", calibration.device, device_name(device)),
         ("ranks", calibration.ranks, ranks),
@@ -137,10 +127,8 @@ def calibrate(
 ) -> Calibration:
     """Time planned calls against the inner group's. Every rank of the group calls it.
 
-    Args:
-        planned: has no calibration yet.
-        collectives: those that are planned and take no root, with the fewest bytes that they are planned from.
-        largest_bytes: what is larger is not planned.
+    ``planned`` has no calibration yet. ``collectives`` are those that are planned and take no root, with the fewest
+    bytes that they are planned from; above ``largest_bytes`` nothing is planned.
     """
     most_bytes = min(_LARGEST_BYTES, largest_bytes or _LARGEST_BYTES, _free_bytes(device, inner) // _SHARE)
     found: list[tuple[Collective, int, list[float]]] = []

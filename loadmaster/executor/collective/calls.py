@@ -121,10 +121,8 @@ class ThreadWork(PlannedWork):
         self._filled, self._over = filled, over
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the job is done; its error is raised here.
-
-        Raises:
-            TimeoutError: not done within ``timeout``; none, or none above zero: no limit but the engine's own.
+        """Wait until the job is done; its error is raised here. TimeoutError: not done within ``timeout``; none, or
+        none above zero: no limit but the engine's own.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0
         self._over.result(seconds if seconds > 0 else None)
@@ -186,12 +184,8 @@ class WorkQueue:
     def start(
         self, job: Job, tensors: Sequence[torch.Tensor], filled: Sequence[torch.Tensor], later: bool
     ) -> PlannedWork:
-        """Start a job and return its work.
-
-        Args:
-            tensors: all that it touches.
-            filled: what its future holds.
-            later: on a GPU: on a stream of its own, so that what follows on the current one need not wait.
+        """Start a job and return its work. ``tensors`` are all that it touches, ``filled`` what its future holds.
+        ``later`` on a GPU: on a stream of its own, so that what follows on the current one need not wait.
         """
         device = tensors[0].device
         if device.type == "cpu":

@@ -1,7 +1,7 @@
 """Interface of engines, which run planned algorithms: the seam between the process group and what moves the bytes.
 
-An engine is made once per plan and group, on every rank; the process group asks its engines in turn and gives a
-call to the first that supports it. What an engine answers must be the same on every rank.
+An engine is made once per plan and group, on every rank; a call goes to the process group's first engine that supports
+it. What an engine answers must be the same on every rank.
 
 The reference executor sends point-to-point messages of ``torch.distributed``. It runs on whatever has sends and
 receives (gloo on CPUs, NCCL on GPUs), on any number of nodes. Batches of messages are posted in one order on every
@@ -72,14 +72,7 @@ def finish(staged: Staged, memory: Memory, sums: Sums) -> None:
 
 
 class Runner:
-    """Runs the algorithms of one plan, on one rank of a group.
-
-    Attributes:
-        problem, plan: what is run.
-        group: over which.
-        rank: of this process in the group.
-        calls: collectives run so far.
-    """
+    """Runs the algorithms of one plan, on one rank of a group; ``calls`` counts the collectives run so far."""
 
     def __init__(
         self,
@@ -168,11 +161,7 @@ class Runner:
             )
 
     def staged(self, size_bytes: int, algorithm: Algorithm | None = None) -> Staged:
-        """Steps of this rank at a size; without an algorithm, by the plan's for the size.
-
-        Raises:
-            InputError: the size does not divide into the algorithm's chunks.
-        """
+        """Steps of this rank at a size; algorithm None: the plan's. InputError: it does not divide into its chunks."""
         algorithm = algorithm or self.plan.algorithm_for(size_bytes)
         key = (algorithm.size_bytes, algorithm.chunk_count, algorithm.form, size_bytes)
         if key not in self._staged:
@@ -192,9 +181,8 @@ class Runner:
         """Run the plan's collective, on buffers as :mod:`loadmaster.models.collective.lowering` lays them out.
 
         Args:
-            output, input: contiguous, of one type and device; may be the same memory where ``torch.distributed``
-                allows it. None: this rank has nothing to receive, or nothing to send.
-            op: of sums.
+            output, input: contiguous, of one type and device; may be the same memory where ``torch.distributed`` allows
+                it. None: this rank has nothing to receive, or nothing to send.
             algorithm: of the plan; None: the one for the size.
             size_bytes: of the largest buffer of a rank; None: as the tensors say.
 
@@ -259,11 +247,7 @@ class Runner:
 
 
 class Engine(Protocol):
-    """Runs the algorithms of one plan on one group.
-
-    Attributes:
-        name: for :func:`loadmaster.executor.collective.stats`.
-    """
+    """Runs the algorithms of one plan on one group; ``name`` is for :func:`loadmaster.executor.collective.stats`."""
 
     name: str
 
@@ -281,10 +265,9 @@ class Engine(Protocol):
     ) -> None:
         """Run the algorithm, on the current stream where the tensors are on a GPU.
 
-        Args:
-            output, input: flat and contiguous, of this rank; the same memory where the call is in place.
-            op: of sums: one of ``operators``.
-            size_bytes: of the largest buffer of a rank; a multiple of :func:`grain_bytes`.
+        ``output`` and ``input`` are this rank's, flat and contiguous; the same memory where the call is in place.
+        ``op`` is one of ``operators``; ``size_bytes``, of the largest buffer of a rank, a multiple of
+        :func:`grain_bytes`.
         """
         ...
 

@@ -45,17 +45,13 @@ class Exchange:
     """Sends and receives of one rank of a group."""
 
     def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float, watch: bool | None) -> None:
-        """Exchange of a runner, whose ``name`` is the same on every rank. The rest is as in
-        :class:`loadmaster.executor.collective.engine.Runner`.
-        """
+        """Exchange of a runner; ``name`` is the same on every rank, the rest as in :class:`.engine.Runner`."""
         self.group, self.name, self.timeout_s, self.watch = group, name, timeout_s, watch
         self.rank = group.rank()
 
     def step(self, number: int, step: Step, memory: Memory) -> list[torch.Tensor]:
-        """Do a batch; return where each incoming message landed, staged ones in memory of their own.
-
-        Raises:
-            PeerError: a message did not go through in time.
+        """Do a batch; return where each incoming message landed, staged ones in memory of their own. PeerError: a
+        message did not go through in time.
         """
         device = memory["scratch"].device
         landed, posts = [], []

@@ -26,10 +26,8 @@ class PeerError(LoadmasterError):
 
     Attributes:
         step: batch of messages that did not come to an end.
-        message: index in the algorithm's global order.
-        chunks: what it carries.
-        peer: rank at the other end.
-        culprit: rank at the end of the chain of those that wait; ``peer`` where nothing more is known.
+        message, chunks: index in the algorithm's global order, and what it carries.
+        peer, culprit: rank at the other end; rank at the end of the chain of those that wait, else ``peer``.
     """
 
     def __init__(self, message: str, step: int, index: int, chunks: Sequence[int], peer: int, culprit: int) -> None:
@@ -43,13 +41,7 @@ class PeerError(LoadmasterError):
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A message that this rank waited for in vain.
-
-    Attributes:
-        sends: this rank was to send it.
-        seconds: waited.
-        why: what the backend said.
-    """
+    """A message that this rank was to send (``sends``) or receive, and waited for in vain; ``why``, by the backend."""
 
     step: int
     message: int

@@ -49,9 +49,8 @@ _installed: list[Installed] = []
 class Installed:
     """Planned collectives that are on: as a context manager, until the block ends.
 
-    Attributes:
-        group: the planned group: the default one, or one to pass to calls, DDP and FSDP2 in place of that given.
-        compiled: whether planned calls run without Python in them. Where not, the log says why.
+    ``group`` is the planned group: the default one, or one to pass to calls, DDP and FSDP2 in place of that given.
+    ``compiled`` says whether planned calls run without Python in them; where not, the log says why.
     """
 
     def __init__(self, planned: PlannedGroup | NativeGroup, deciding: PlannedGroup, *, default: bool) -> None:
@@ -92,12 +91,9 @@ class Installed:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An uninitialized tensor in memory that all ranks share. Every rank asks for the same, in the same order.
 
-        All-reduce on it, or on the same part of it on every rank, is done in place: nothing is copied in or out. So are
-        an all-gather or an all-to-all into it, and a reduce-scatter of it. It stays until the process group ends. Where
-        ranks share no memory (CPUs, several hosts), it is a tensor as any other.
-
-        Args:
-            dtype: None: the default.
+        All-reduce on it, or on the same part of it on every rank, is done in place, without copies in or out; so are an
+        all-gather or an all-to-all into it, and a reduce-scatter of it. It stays until the process group ends. Where
+        ranks share no memory (CPUs, several hosts), it is a tensor as any other. ``dtype`` None: the default.
         """
         one = torch.empty((), dtype=dtype)
         size_bytes = max(1, math.prod(shape)) * one.element_size()
@@ -132,10 +128,8 @@ class Installed:
 def fitting_engine(
     problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place | None = None
 ) -> Engine:
-    """Choose one kernel per collective where the GPUs of one node meet; messages between nodes, and on CPUs.
-
-    What the kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster at it than
-    messages are.
+    """Choose one kernel per collective where the GPUs of one node meet; messages between nodes, and on CPUs. What the
+    kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster than messages.
     """
     gpus = torch.cuda.is_available() and any(device.type == "cuda" for device in device_types_of(group))
     if gpus and problem.topology.node_count == 1:
@@ -166,8 +160,8 @@ def use(
             False: run by plan whatever has one; or what was measured before, or its file.
 
     Raises:
-        InputError: on every rank: documents that cannot be read, a plan that this group cannot run, a calibration
-            of something else, arguments that differ between ranks.
+        InputError: on every rank: documents that cannot be read, a plan that this group cannot run, a calibration of
+            something else, arguments that differ between ranks.
     """
     default = group is None
     inner = default_group() if group is None else group
@@ -208,9 +202,7 @@ def use(
 def _read_alike(
     plans: Plans, group: dist.ProcessGroup, largest_bytes: int | None, calibrate: bool | Calibration | str | Path
 ) -> tuple[list[Planned], Calibration | None]:
-    """Read the plans and their calibration, and agree that every rank has the same: else some would wait for
-    others that have given up.
-    """
+    """Read the plans and their calibration, the same on every rank: else some would wait for others that gave up."""
     pairs: list[Planned] = []
     known: Calibration | None = None
     refusal = None
@@ -240,7 +232,6 @@ def _names(pairs: Sequence[Planned]) -> tuple[str, ...]:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    """Device that a group's planned calls run on."""
     if torch.cuda.is_available() and any(device.type == "cuda" for device in device_types_of(group)):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -265,12 +256,10 @@ def disable() -> None:
 
 
 def stats() -> dict[str, dict[str, Any]]:
-    """Counts of what was installed last: calls by plan ({collective: {engine: calls}}), how many of these were padded
-    ({collective: calls}), and calls that went to the inner group ({collective: {reason: calls}}). Calls that plans know
-    nothing of (barriers, sends and receives) are not counted.
+    """Counts of what was installed last; InputError: nothing is on.
 
-    Raises:
-        InputError: nothing is on.
+    Calls by plan ({collective: {engine: calls}}), how many of these were padded ({collective: calls}), and calls that
+    went to the inner group ({collective: {reason: calls}}). Barriers, sends and receives are not counted.
     """
     if not _installed:
         raise InputError("collective", None, "are not installed", "Call collective.use(plans) first.")

@@ -2,16 +2,16 @@
 
 **Transfers** are point-to-point calls of ``torch.distributed``. A sender's clock runs until it hears from the receiver,
 so that no two clocks need agree. Where the receiver sends back what it got, half of the time is one way's; where it
-only answers with a few bytes, the answer is in the time, which does no harm to the comparison of large transfers. What
-is timed is what plans run on: the software's time is in it.
+answers with a few bytes, the answer is in the time, which does no harm to the comparison of large transfers. So is the
+software's time, as it is when plans run.
 
-**Costs** of a link are latency, occupancy per message and bandwidth. n messages of s bytes one after another
-take L + n (g + beta s); the same bytes as one message take L + g + n beta s. Both are linear in (L, g, beta): least
-squares of relative errors over several n and s, with none of them negative.
+**Costs** of a link are latency, occupancy per message and bandwidth. n messages of s bytes one after another take L + n
+(g + beta s); the same bytes as one message take L + g + n beta s. Both are linear in (L, g, beta): least squares of
+relative errors over several n and s, with none of them negative.
 
 **Shared** resources show by how much transfers slow one another down. Two transfers at once that each take as long as
-alone share nothing that matters; where the slower takes much longer, they share a resource, and the question is where:
-at the sender, at the receiver, or in between.
+alone share nothing that matters; where the slower takes much longer, they share a resource: at the sender, at the
+receiver, or in between.
 
 Source: [Shah23], section 5.3 (link profiling, with TACCL's alpha split into L and g; inferring multi-GPU topologies:
 pairs that get low bandwidth in a simultaneous copy share a switch).
@@ -38,11 +38,7 @@ ANSWER_BYTES = 8
 
 @dataclass(frozen=True)
 class TransferBatch:
-    """Transfers that go at once, each of some messages one after another, or of one as large.
-
-    Attributes:
-        echo: the receiver sends back as much as it got.
-    """
+    """Transfers that go at once, each of some messages one after another, or merged; ``echo``: all is sent back."""
 
     pairs: tuple[Pair, ...]
     size_bytes: int
@@ -122,13 +118,7 @@ class TransferTimer:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed transfer.
-
-    Attributes:
-        size_bytes: of each of ``count`` messages.
-        merged: they went as one.
-        seconds: from the first byte's departure to the last one's arrival.
-    """
+    """Time of ``count`` messages of ``size_bytes`` each, or of one as large (``merged``): first byte out to last in."""
 
     size_bytes: int
     count: int
@@ -138,9 +128,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """Costs of a link that were fitted, as :class:`loadmaster.models.topologies.topology.Link` takes them.
-
-    ``error``: median of the relative differences between the fit and its samples.
+    """Costs of a link that were fitted, as :class:`loadmaster.models.topologies.topology.Link` takes them. ``error``:
+    median of the relative differences between the fit and its samples.
     """
 
     latency_ns: int
@@ -156,10 +145,8 @@ class LinkCost:
 
 
 def fit(samples: Sequence[Sample]) -> LinkCost:
-    """Fit the costs of a link to timed transfers.
-
-    Raises:
-        InputError: fewer than three samples, a time that is not above 0, or sizes that do not tell a bandwidth.
+    """Fit the costs of a link to timed transfers. InputError: fewer than three samples, a time that is not above 0, or
+    sizes that do not tell a bandwidth.
     """
     if len(samples) < 3:
         raise InputError("samples", len(samples), "are too few to fit three costs", "Time more sizes and counts.")
@@ -203,12 +190,7 @@ MOST_CHOICES = 3
 
 @dataclass
 class Shared:
-    """Resources that links were seen to share.
-
-    Attributes:
-        resources: name -> links that hold it.
-        seen, unseen: in words.
-    """
+    """Resources that links were seen to share, by name the links that hold them; ``seen``, ``unseen`` are in words."""
 
     resources: dict[str, set[Pair]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
@@ -216,12 +198,7 @@ class Shared:
 
 
 def find_shared(links: Mapping[str, Sequence[Pair]], node_of: Sequence[int], slowdown: Slowdown) -> Shared:
-    """Find ports, shared adapters and half-duplex wires, class by class.
-
-    Args:
-        links: the links of each class.
-        slowdown: measures; it is called in the same way on every rank.
-    """
+    """Find ports, shared adapters and half-duplex wires by class; every rank calls ``slowdown`` in the same way."""
     shared = Shared()
     for name, pairs in links.items():
         _wires(name, pairs, slowdown, shared)
@@ -277,9 +254,8 @@ def _ports(name: str, pairs: Sequence[Pair], slowdown: Slowdown, shared: Shared,
 def _adapters(
     name: str, pairs: Sequence[Pair], node_of: Sequence[int], slowdown: Slowdown, shared: Shared, end: int
 ) -> bool:
-    """Find ranks of a node that slow each other down, though neither end of their links is the same.
-
-    Several choices of the other ends are tried where there are several: what is slow with all is shared at this end.
+    """Find ranks of a node that slow each other down, though neither end of their links is the same. Several choices of
+    the other ends are tried where there are several: what is slow with all is shared at this end.
     """
     what = ("out", "in")[end]
     slow: list[Pair] = []

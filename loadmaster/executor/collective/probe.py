@@ -117,13 +117,7 @@ SMALLEST_BYTES = 1024
 
 @dataclass(frozen=True)
 class Probed:
-    """Result of a probe: topology, costs and report.
-
-    Attributes:
-        topology: the document that ``loadmaster.models.topologies.networks`` reads.
-        costs: of each class of links.
-        report: in words.
-    """
+    """Result of a probe: ``topology``, a document to plan for; ``costs`` by class of links; ``report`` in words."""
 
     topology: dict[str, Any]
     costs: Mapping[str, LinkCost]
@@ -140,12 +134,8 @@ def probe(
 ) -> Probed:
     """Measure the links between all ranks of a group; every rank calls it and gets the same.
 
-    Args:
-        largest_bytes: of a transfer, at least 64 KiB; large enough that bandwidth shows.
-        repeats: times that every transfer is timed; the least counts.
-
-    Raises:
-        InputError: fewer than two ranks, or more than 64; a size that is too small.
+    ``largest_bytes`` of a transfer are at least 64 KiB, enough that bandwidth shows; of ``repeats`` times of every
+    transfer, the least counts. InputError: fewer than two ranks, or more than 64; a size that is too small.
     """
     ranks = group.size()
     if not 2 <= ranks <= LARGEST_WORLD:
@@ -218,9 +208,8 @@ def document_of(
     costs: Mapping[str, LinkCost],
     shared: Shared,
 ) -> dict[str, Any]:
-    """Build the topology: every pair is a link with its class's costs, and with what it was seen to share.
-
-    Where all ranks of a node reach one another by links that hold a port at either end, the node has a switch.
+    """Build the topology: every pair is a link with its class's costs, and with what it was seen to share. Where all
+    ranks of a node reach one another by links that hold a port at either end, the node has a switch.
     """
     held: dict[Pair, list[str]] = {}
     for resource, holders in shared.resources.items():

@@ -65,7 +65,6 @@ class PlannedGroup(dist.ProcessGroup):
     """Process group that runs a collective by plan where a plan fits, else by the inner group.
 
     Attributes:
-        inner: the group that is wrapped.
         planned: calls that ran by plan, by collective and engine.
         padded: of these, how many ran on a few elements more, by collective.
         fell_back: calls that went to the inner group, by collective and reason.
@@ -82,10 +81,8 @@ class PlannedGroup(dist.ProcessGroup):
         place: Place | None = None,
         largest_bytes: int | None = None,
     ) -> None:
-        """Make the group; every rank of the inner group does so, with the same arguments.
-
-        Raises:
-            InputError: a plan that the group cannot run; two plans for one collective.
+        """Make the group; every rank of the inner group does so, with the same arguments. InputError: a plan that the
+        group cannot run; two plans for one collective.
         """
         # Only this constructor makes a group whose methods C++ finds overridden; its stub does not list it.
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]

@@ -24,10 +24,8 @@ def read_plans(plans: Plans, ranks: int) -> list[Planned]:
 
     A file holds ``{"problem": document, "plan": document}``, or the document of a problem or of a plan: these find each
     other. A folder holds such files; its plans for other numbers of ranks, and its other files, are left out.
-
-    Raises:
-        InputError: a file that cannot be read; a document of another kind; a plan without its problem; a folder without
-            a plan for so many ranks.
+    InputError: a file that cannot be read; a document of another kind; a plan without its problem; a folder without a
+    plan for so many ranks.
     """
     files, found = [], []
     for one in [plans] if isinstance(plans, str | os.PathLike) else plans:

@@ -43,10 +43,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Incoming:
-    """A message that this rank receives.
-
-    ``direct``: where it lands; None: in staging, to be added or copied once the batch is over.
-    """
+    """A message that this rank receives; ``direct``: where it lands; None: staged, added or copied after its batch."""
 
     message: Message
     size_bytes: int

@@ -37,12 +37,7 @@ Found = OperatorMeasurement | str
 
 @dataclass(frozen=True)
 class Sent:
-    """A :class:`Call` in the form in which it is sent to a child.
-
-    Attributes:
-        name: ``namespace::name``.
-        modules: one of them defines the operator, when it is imported.
-    """
+    """A :class:`Call` as a child gets it: ``name`` is ``namespace::name``; importing one of ``modules`` defines it."""
 
     name: str
     overload: str
@@ -54,13 +49,8 @@ class Sent:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that a child is asked: calls to measure, and settings to measure them under.
-
-    Attributes:
-        options: of the :class:`~loadmaster.executor.costs.profiled.Profiler`.
-        float32: the precision of products.
-        tf32: of convolutions.
-        calls: pickled, each a :class:`Sent`.
+    """Calls that a child measures, each a pickled :class:`Sent`, and settings to measure them under: the options of
+    :class:`~loadmaster.executor.costs.profiled.Profiler`, the precision of products, and TF32 for convolutions.
     """
 
     device: str
@@ -75,9 +65,8 @@ def measured_apart(
 ) -> list[Found]:
     """Measure each operator in another process; return its measurement, or in words why there is none.
 
-    Args:
-        limit_s: time that all children have together, in addition to :data:`BEGIN_S` for each.
-        options: of the child's profiler, ``compiled`` and ``channels_last``.
+    All children together have ``limit_s``, and each :data:`BEGIN_S` more. ``options`` are the profiler's ``compiled``
+    and ``channels_last``.
     """
     found: dict[int, Found] = {}
     calls: dict[int, bytes] = {}

@@ -27,11 +27,7 @@ class Shaped:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """An operator with its arguments and result; each tensor in them is a :class:`Shaped`.
-
-    Attributes:
-        key: equal for calls that run the same.
-    """
+    """An operator with arguments and result, each tensor a :class:`Shaped`; calls with one ``key`` run the same."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]

@@ -109,7 +109,6 @@ def dominant(tensor: Tensor, generator: Generator) -> None:
 
 
 def _bounds(like: Tensor, total: int, parts: int) -> Tensor:
-    """The parts + 1 bounds of equal parts of ``total`` things."""
     return torch.arange(parts + 1, device=like.device) * total // max(1, parts)
 
 

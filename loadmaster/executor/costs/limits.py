@@ -57,11 +57,7 @@ class NotUnderstoodError(Exception):
 
 
 def limits_of(target: object, arguments: Arguments) -> Limits:
-    """The limits of a call's arguments; an argument without an entry may hold anything.
-
-    Raises:
-        NotUnderstoodError: not all of them are known.
-    """
+    """Limits of a call's arguments, which may hold anything without one; NotUnderstoodError if not all are known."""
     if not isinstance(target, OpOverload):
         raise NotUnderstoodError("it is no operator of its own")
     rule = _RULES.get(name_of(target))
@@ -86,11 +82,7 @@ def is_safe(target: object) -> bool:
 
 
 def register_limits(op: OpOverload, rule: Rule) -> None:
-    """Set the rule of a custom operator.
-
-    Raises:
-        InputError: it has one.
-    """
+    """Set the rule of a custom operator; raises InputError if it has one."""
     if name_of(op) in _RULES:
         raise InputError("op", str(op), "has limits already", "Register each operator once.")
     _RULES[name_of(op)] = rule
@@ -111,7 +103,6 @@ def _is_pytorchs(op: OpOverload) -> bool:
 
 
 def _takes_any(op: OpOverload) -> bool:
-    """Return whether the operator runs on any numbers."""
     name = _base(op)
     return _is_pytorchs(op) and (torch.Tag.pointwise in op.tags or name.startswith("_foreach_") or name in _VALUES)
 
@@ -162,7 +153,6 @@ _IN_DOUBT = frozenset({"_cudnn_rnn_backward", "batch_norm_backward", "cudnn_batc
 
 
 def _along(dim: object, tensor: Tensor) -> Fill:
-    """Fill of positions along one dimension of a tensor."""
     assert isinstance(dim, int)
     return below(int(tensor.shape[dim]) if tensor.dim() else 1)
 

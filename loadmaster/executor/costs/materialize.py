@@ -17,10 +17,7 @@ from loadmaster.executor.torch_private.operators import pytree, schema_if_any
 def materialize(node: fx.Node, device: torch.device) -> tuple[Sequence[Any], dict[str, Any]]:
     """Replace each fake tensor of the node's arguments by a real one: same shape, strides and dtype, on the device.
 
-    Their values are such as the operator accepts (:mod:`.limits`).
-
-    Raises:
-        NotUnderstoodError: it is not known which values it accepts.
+    Values are such as the operator accepts (:mod:`.limits`); raises NotUnderstoodError if these are not known.
     """
     args, kwargs = values_of(node)
     fills = iter(fills_of(node.target, args, kwargs))
@@ -41,11 +38,7 @@ def values_of(node: fx.Node) -> tuple[Sequence[Any], dict[str, Any]]:
 
 
 def fills_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Fill]:
-    """Choose the fill of each tensor of a call's arguments, in order.
-
-    Raises:
-        NotUnderstoodError: the limits of an argument are not known.
-    """
+    """Choose the fill of each tensor of a call's arguments, in order; NotUnderstoodError if limits are not known."""
     schema = schema_if_any(target)
     declared = [] if schema is None else schema.arguments
     given = {**dict(zip((a.name for a in declared), args, strict=False)), **kwargs}

@@ -31,14 +31,10 @@ class CostModel(Protocol):
 class Corrected:
     """A cost model whose times are scaled; workspaces stay.
 
-    Convolutions, matrix products and attention run as kernels of libraries and are bound by arithmetic; everything else
-    moves bytes, fused by a compiler or not. Operators measured one by one and a model of traffic can be off for either
-    sort in its own way (clocks under load, caches, layouts), but then by the same factor for the whole sort.
-
-    Attributes:
-        base: what is corrected.
-        products: factor for operators that count FLOPs: convolutions, matrix products, attention.
-        moves: factor for everything else, fused or on its own.
+    ``products`` is the factor for operators that count FLOPs (convolutions, matrix products, attention): kernels of
+    libraries, bound by arithmetic. ``moves`` is for everything else, which moves bytes, fused or not. Measurements one
+    by one and a model of traffic are off for either sort in its own way (clocks under load, caches, layouts), but by
+    the same factor for the whole sort.
     """
 
     base: CostModel
@@ -57,13 +53,7 @@ class Corrected:
 
 @dataclass(frozen=True)
 class ShownCosts:
-    """A cost model whose line shows which operator it is asked for: measuring takes minutes on a large model.
-
-    Attributes:
-        base: the costs.
-        name: whose they are.
-        count: how many operators there are.
-    """
+    """A cost model whose line shows which of ``count`` operators it is asked for: measuring may take minutes."""
 
     base: CostModel
     line: LiveLine

@@ -44,17 +44,16 @@ COPY_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}  # what the bandwidth of fused ke
 
 
 class Profiler:
-    """Measured costs on one device.
+    """Costs measured on one device.
 
     Args:
-        device: where to run the operators.
         limit_s: total time for measuring; estimates from then on.
         compiled: the operators will be compiled: what Inductor generates kernels for takes the time of the bytes that
             they move (:func:`~loadmaster.executor.costs.traffic.generated`), on a GPU the biases of convolutions too
             (:func:`without_bias`).
-        channels_last: measure convolutions in this memory format, whatever the strides of their fake tensors:
-            compilers choose it for the whole graph after tracing.
-        kept: what earlier runs measured, and where the next ones find what this one does.
+        channels_last: measure convolutions in this memory format, whatever the strides of their fake tensors: compilers
+            choose it for the whole graph after tracing.
+        kept: measurements of earlier runs, to which this one adds.
     """
 
     def __init__(
@@ -243,11 +242,7 @@ def unknown_bytes(node: fx.Node, result: object) -> int:
 def profiled(
     device: torch.device, limit_s: float = 120.0, *, compiled: bool = False, channels_last: bool = False
 ) -> CostModel:
-    """Costs measured on the device, now or by an earlier run; arguments as for :class:`Profiler`.
-
-    Raises:
-        InputError: no such device here.
-    """
+    """Costs measured on the device, now or earlier; arguments of :class:`Profiler`. InputError if it is not here."""
     device = torch.device(device)
     if device.type not in COPY_BYTES or (device.type == "cuda" and not torch.cuda.is_available()):
         remedy = "Use a CPU or a CUDA device that is there, or estimate with roofline(name)."

@@ -41,12 +41,8 @@ FULL_CHANNELS, LEAST_CHANNELS = 128, 16
 
 @dataclass(frozen=True)
 class Roofline:
-    """Estimated costs on one catalogue entry.
-
-    Attributes:
-        hardware: the entry.
-        tf32_matmul, tf32_convolution: whether float32 products run in TF32 where the device has it.
-        compiled: whether Inductor runs the operators, which generates faster kernels for some.
+    """Estimated costs on one catalogue entry. The TF32 flags let float32 products run in TF32 where the device has it;
+    ``compiled`` is for operators that Inductor runs, which generates faster kernels for some.
     """
 
     hardware: Hardware
@@ -99,11 +95,7 @@ def _convolution_share(node: fx.Node) -> float:
 
 
 def roofline(hardware_name: str, *, compiled: bool = False) -> CostModel:
-    """Estimated costs on a device of the catalogue, under PyTorch's present TF32 settings, compiled by Inductor or not.
-
-    Raises:
-        InputError: no such entry.
-    """
+    """Estimated costs on a catalogue device under PyTorch's present TF32 settings; InputError if it is not there."""
     return Roofline(
         hardware(hardware_name),
         tf32_matmul=torch.get_float32_matmul_precision() != "highest",

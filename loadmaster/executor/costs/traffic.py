@@ -156,8 +156,7 @@ def node_bytes(node: fx.Node) -> int:
 def is_atomic(node: fx.Node) -> bool:
     """Return whether the operator adds values up by index in a format that has atomic additions.
 
-    Inductor then generates a kernel that adds them where they go; PyTorch's own sorts them first, which takes far
-    longer and a workspace.
+    Inductor's kernel then adds them where they go; PyTorch's sorts them first, far slower and with a workspace.
     """
     if node.target not in SCATTERS or torch.are_deterministic_algorithms_enabled():
         return False

@@ -17,21 +17,14 @@ _FORMULAS: dict[Any, Callable[..., int]] = {}
 
 
 def register_workspace(op: OpOverload, formula: Callable[..., int]) -> None:
-    """Set an operator's formula, which gets the operator's arguments, fake tensors for tensors.
-
-    Raises:
-        InputError: the operator has one.
-    """
+    """Set an operator's formula of its arguments, fake tensors for tensors; raises InputError if it has one."""
     if op in _FORMULAS:
         raise InputError("op", str(op), "already has a workspace formula", "Register each operator once.")
     _FORMULAS[op] = formula
 
 
 def workspace_formula_bytes(node: fx.Node, device_type: str | None = None) -> int:
-    """Bytes that an operator takes while it runs on a device of this type, by default on that of the node's tensors.
-
-    An operator without a formula is taken to need none.
-    """
+    """Bytes that an operator takes while it runs, by default on its tensors' type of device; 0 without a formula."""
     formula = _FORMULAS.get(node.target)
     if formula is None:
         return 0

@@ -40,11 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Capture, write the document, and say how much it needs.
-
-    Raises:
-        InputError: the factory, the device, the layer or the graph cannot be used.
-    """
+    """Capture, write the document, and say how much it needs. InputError: factory, device, layer or graph unusable."""
 
     def captured() -> GraphProblem:
         layer, graph, _ = call_factory(arguments.factory, device_named(arguments.device))

@@ -1,5 +1,6 @@
-"""Makes the shared library of the index from its C++ sources. Builds of the wheel run this file by itself, so it knows
-nothing but the standard library and what compiles.
+"""Make the shared library of the index from its C++ sources.
+
+Builds of the wheel run this file by itself, so it knows nothing but the standard library and what compiles.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fno-plt")
 
 
 def compile_library(target: Path) -> None:
-    """Make the shared library and move it to ``target`` in one step.
-
-    Raises:
-        BuildError: there is no compiler, it fails, or ``target`` cannot be written.
+    """Make the shared library and move it to ``target`` in one step. BuildError: there is no compiler, it fails, or
+    ``target`` cannot be written.
     """
     sources = sorted(SOURCES.glob("*.cpp"))
     if not sources:

@@ -1,9 +1,8 @@
 """The process behind ``loadmaster tune``: traces run here, and are planned for by the process that started this one.
 
-See :mod:`loadmaster.executor.command`. The task is
-``{"traces": [paths] or {distributions}, "problem": document or null, "most_operations": n or null, "seconds": s}``.
-Where there is no problem, ``{"shards": [[name, features], ...]}`` asks for the one with these shards.
-``{"ran": {...}}`` tells of a run, ``{"tuned": {...}}`` of the end.
+See :mod:`loadmaster.executor.command`. The task is ``{"traces": [paths] or {distributions}, "problem": document or
+null, "most_operations": n or null, "seconds": s}``. Where there is no problem, ``{"shards": [[name, features], ...]}``
+asks for the one with these shards. ``{"ran": {...}}`` tells of a run, ``{"tuned": {...}}`` of the end.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ from loadmaster.models.index.trace import Trace
 
 
 def run(task: dict[str, Any], parent: Parent) -> None:
-    """Tune the index of a task, and tell the parent of every run and of the end.
-
-    Raises:
-        InputError: traces or problem cannot be used, or do not go together.
+    """Tune the index of a task, and tell the parent of every run and of the end. InputError: traces or problem cannot
+    be used, or do not go together.
     """
     given = task["traces"]
     named = list(traces_of_files(given) if isinstance(given, list) else Distributions.of(given).traces())
@@ -51,10 +48,8 @@ def run(task: dict[str, Any], parent: Parent) -> None:
 
 
 def of_shards(problem: IndexProblem, named: Sequence[tuple[str, Trace]]) -> list[Trace]:
-    """The trace of every shard: by name where all have the names of shards, else in their order.
-
-    Raises:
-        InputError: they are not as many as shards, or one has the name of another shard than the one in its place.
+    """The trace of every shard: by name where all have the names of shards, else in their order. InputError: they are
+    not as many as shards, or one has the name of another shard than the one in its place.
     """
     by_name = dict(named)
     names = [shard.name for shard in problem.shards]
@@ -71,10 +66,7 @@ def of_shards(problem: IndexProblem, named: Sequence[tuple[str, Trace]]) -> list
 
 
 def _first_interrupt() -> Callable[[], bool]:
-    """Handle SIGINT; return a call that says whether it came.
-
-    The first one asks for the plan of what is known by then; the second one ends the process.
-    """
+    """Handle SIGINT; return a call that says whether it came. The first asks for a plan, a second ends it all."""
     asked = threading.Event()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

@@ -22,7 +22,6 @@ class Facts:
     """Size, structure and counters of an index.
 
     Attributes:
-        keys: how many it holds.
         size_bytes: of its memory, keys and payloads included.
         leaves, fragments, depth: of its tree. Only fragmented logs have fragments.
         structural_changes: leaves grown, split or built again since it was made.

@@ -38,11 +38,7 @@ class Saved:
 
 
 def write(path: str | PathLike[str], saved: Saved) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        InputError: the path cannot be written.
-    """
+    """Write a file whole or not at all; InputError: the path cannot be written."""
     header: dict[str, Any] = {
         "count": len(saved.keys),
         "configuration": asdict(saved.configuration),
@@ -57,10 +53,8 @@ def write(path: str | PathLike[str], saved: Saved) -> None:
 
 
 def read(path: str | PathLike[str]) -> Saved:
-    """Read a file that :func:`write` wrote.
-
-    Raises:
-        InputError: it cannot be read, is not a saved index, of another version, truncated or corrupted.
+    """Read a file that :func:`write` wrote. InputError: it cannot be read, is not a saved index, of another version,
+    truncated or corrupted.
     """
     try:
         content = Path(path).read_bytes()

@@ -3,7 +3,7 @@
     python -m loadmaster.executor.index.fit -o predictor.json --rows rows.json
 
 Every candidate of the presets and some drawn ones run on traces of every distribution, sizes and mixes of operations.
-What they came to is a document, too.
+The rows measured are a document, too.
 """
 
 from __future__ import annotations
@@ -81,12 +81,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """A trace that ran.
-
-    Attributes:
-        picture: of its keys, see ``features.image``.
-        rows: one for each configuration that can serve it.
-    """
+    """A trace that ran: the ``picture`` of its keys (``features.image``), and a row for each fitting configuration."""
 
     trial: Trial
     features: Features
@@ -95,10 +90,8 @@ class Ran:
 
 
 def trials(most_keys: int, most_operations: int) -> list[Trial]:
-    """Every distribution in sizes up to the largest with every mix, the largest sizes with half of them.
-
-    Raises:
-        InputError: a number is too small.
+    """Every distribution in sizes up to the largest with every mix, the largest sizes with half of them. InputError: a
+    number is too small.
     """
     for name, value, least in (("keys", most_keys, 100), ("operations", most_operations, 100)):
         if value < least:
@@ -193,11 +186,7 @@ def write_rows(ran: Sequence[Ran], source: str) -> dict[str, object]:
 
 
 def read_rows(document: Document) -> list[Ran]:
-    """Read the rows of trials from a document.
-
-    Raises:
-        InputError: it is of another schema, or lacks what rows have; names the field.
-    """
+    """Read the rows of trials from a document; InputError: it is of another schema, or lacks what rows have."""
     remedy = "Measure again: python -m loadmaster.executor.index.fit --rows rows.json"
     if document.get("schema") != SCHEMA:
         raise InputError("schema", document.get("schema"), "holds no rows of the index", remedy)
@@ -233,10 +222,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measured(most_keys: int, most_operations: int) -> list[Ran]:
-    """Run all trials, with a line about each on standard error.
-
-    Raises:
-        InputError: the compiled index is missing, or a number is too small.
+    """Run all trials, with a line about each on standard error. InputError: the compiled index is missing, or a number
+    is too small.
     """
     wanted = trials(most_keys, most_operations)
     if native.library() is None:

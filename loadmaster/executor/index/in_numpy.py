@@ -44,11 +44,7 @@ class NumpyCore:
     """An index in numpy. See ``Core``."""
 
     def __init__(self, configuration: Configuration, keys: Words, payloads: Words, limit_bytes: int | None) -> None:
-        """Make an index of ascending keys without duplicates.
-
-        Raises:
-            OverLimitError: they take more than ``limit_bytes``.
-        """
+        """Make an index of ascending keys without duplicates; OverLimitError: they take more than ``limit_bytes``."""
         self._structure = configuration.structure
         self._limit_bytes = limit_bytes
         self._state = _state(keys.copy(), payloads.copy())
@@ -219,7 +215,6 @@ def _unique(keys: Words) -> tuple[NDArray[np.intp], Flags, Words]:
 
 
 def _merged(keys: Words, payloads: Words, more_keys: Words, more_payloads: Words) -> tuple[Words, Words]:
-    """Two sorted columns of pairs as one."""
     if not len(more_keys):
         return keys, payloads
     at = np.searchsorted(keys, more_keys) + np.arange(len(more_keys))

@@ -34,15 +34,12 @@ _ORDER = (INSERT, LOOKUP, SCAN, ERASE)
 
 @dataclass(frozen=True)
 class Measured:
-    """Times and memory of a configuration on a trace, or on its first operations.
+    """Times and memory of a configuration on a trace, or on its first operations (unless ``whole``).
 
     Attributes:
-        keys: that were loaded.
-        operations: that ran.
-        whole: whether these were all of the trace.
+        keys, operations: those loaded, and those that ran.
         build_ns: of one key, from sorted arrays; None where none are loaded.
-        read_ns, write_ns, scan_ns: of one lookup, of one insert or erase, of one scan of up to 100 pairs; None where
-            none ran.
+        read_ns, write_ns, scan_ns: of one lookup, one insert or erase, one scan of up to 100 pairs; None: none ran.
         peak_bytes: the most that the index took after loading or after a batch. If only the first operations ran, those
             by the most keys that were there, times the most keys that the whole trace comes to; a hash table grows by
             steps, as many as that may need.
@@ -63,16 +60,10 @@ class Measured:
 def measure(
     trace: Trace, configuration: Configuration, *, most_operations: int | None = None, repeats: int = 1
 ) -> Measured:
-    """Load an index with the trace's keys and run its operations.
+    """Load an index with the trace's keys and run its operations, the first ``most_operations`` of them; None: all.
 
-    Args:
-        most_operations: so many at the beginning; None: all.
-        repeats: of the whole, each with a new index. The least of each time is kept: what other programs of the machine
-            add to it is never below nothing.
-
-    Raises:
-        InputError: the configuration cannot serve the trace, or a number is too small.
-        MemoryError: there is not enough.
+    Of ``repeats``, each with a new index, the least of each time is kept: what other programs add is never below
+    nothing. InputError: the configuration cannot serve the trace, or a number is too small. MemoryError: not enough.
     """
     _expect_serves(trace, configuration)
     for name, value, least in (("most_operations", most_operations, 0), ("repeats", repeats, 1)):
@@ -115,10 +106,8 @@ def _measured(run: _Run, keys: int, operations: int, peak_bytes: int, *, whole: 
 
 
 def cost_of(measured: Measured, predicted: Cost) -> Cost:
-    """The cost by what was measured. What did not run stays as predicted.
-
-    The pause does so, too, where only a part of the trace ran, unless a longer one was measured: the longest may come
-    later.
+    """The cost by what was measured. What did not run stays as predicted. So does the pause where only a part of the
+    trace ran, unless a longer one was measured: the longest may come later.
     """
     pause = predicted.pause_us
     if measured.pause_us is not None and (measured.whole or pause is None or measured.pause_us > pause.most):

@@ -1,9 +1,9 @@
 """Indexes in use follow their work: what is asked of them is compared with what they were planned for.
 
 Lookups pay nothing for it: the monitor reads counters that the indexes keep a batch at a time ([Shah23], sections 6.4
-and 8.3). The policy is that of renting skis: work that differs from the plan has to go on until a rebuild would have
-paid for itself, and then the rebuild is made. Whatever the work does next, no more than about twice the time is lost
-that knowing it before would have saved.
+and 8.3). The policy is that of renting skis: the rebuild is made once work that differs from the plan has gone on until
+it would have paid for itself. Whatever the work does next, no more than about twice the time is lost that knowing it
+before would have saved.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ _LEAST_OPERATIONS = 1000
 class Checked:
     """Result of one check of the indexes.
 
-    Attributes:
-        drift: the share of the operations since the last check that the plan did not expect, 0 to 1.
-        changed: what shards are to become from now on, by name.
-        leaves_left: that are still to be changed by later checks, of all shards.
+    ``drift`` is the share of the operations since the last check that the plan did not expect, 0 to 1; ``changed``,
+    what shards are to become from now on, by name; ``leaves_left``, how many later checks are still to change.
     """
 
     drift: float
@@ -48,8 +46,6 @@ class Monitor:
     Call :meth:`check` from time to time, from any thread: after a thousand batches, or once a second.
 
     Args:
-        problem: that was planned.
-        planned: its plan.
         indexes: for every shard its index, by the shard's name.
         plan: plans again: ``lambda problem: loadmaster.plan(problem, budget_bytes="2GiB")``.
         leaves: how many of each index a check changes at most; a reader waits for one at most, a writer for all.
@@ -86,10 +82,8 @@ class Monitor:
         self._checking = threading.Lock()
 
     def check(self) -> Checked:
-        """Compare, plan again where it may pay, and change some leaves.
-
-        Raises:
-            Whatever ``plan`` raises; then nothing has changed, and the next check tries again.
+        """Compare, plan again where it may pay, and change some leaves. If ``plan`` raises, so does this; then nothing
+        has changed, and the next check tries again.
         """
         with self._checking:
             now = self._counted()

@@ -74,9 +74,8 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 def library() -> ctypes.CDLL | None:
-    """The shared library that came with the package, or one made here and kept in the user's cache folder.
-
-    None: there is neither, which the log says once; then ``NumpyCore`` stands in.
+    """The shared library that came with the package, or one made here and kept in the user's cache folder. None: there
+    is neither, which the log says once; then ``NumpyCore`` stands in.
     """
     with _BUILDING:
         return _loaded()
@@ -111,11 +110,8 @@ class NativeCore:
         payloads: Words,
         limit_bytes: int | None,
     ) -> None:
-        """Make an index of ascending keys without duplicates.
-
-        Raises:
-            OverLimitError: they take more than ``limit_bytes``.
-            MemoryError: there is not enough.
+        """Make an index of ascending keys without duplicates. OverLimitError: they take more than ``limit_bytes``.
+        MemoryError: there is not enough.
         """
         self._functions, self._limit_bytes = functions, limit_bytes
         self._index = _INDEX()

@@ -40,12 +40,7 @@ _CLOSE = 0.1
 
 @dataclass(frozen=True)
 class Ran:
-    """One candidate that ran on a shard.
-
-    Attributes:
-        predicted: what the problem said before anything ran.
-        cost: as measured; of two runs, the least times.
-    """
+    """One candidate that ran on a shard: the cost as predicted, and as measured; of two runs, the least times."""
 
     shard: int
     candidate: int
@@ -63,12 +58,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of tuning an index.
+    """Result of tuning an index; ``problem`` has what was measured, and the plan is of this one.
 
-    Attributes:
-        problem: with what was measured; the plan is of this one.
-        stopped_by: "stable": nothing that did not run may be quicker than what was chosen, by the quantiles of the
-            predictions; otherwise there was no time left, or it was cancelled.
+    ``stopped_by`` "stable": nothing that did not run may be quicker than what was chosen, by the quantiles of the
+    predictions; otherwise there was no time left, or it was cancelled.
     """
 
     problem: IndexProblem
@@ -100,8 +93,7 @@ def tune(
         most_operations: of a trace that run at most, from its beginning; None: all. Of a part, another candidate may be
             the quickest than of the whole, above all where keys are inserted.
         seconds: for all of it. A run that would take longer than what is left of them is left out.
-        on_run: hears of every run.
-        cancelled: asked between runs; the plan of what is known then is the last.
+        on_run, cancelled: hears of every run; is asked between runs, and the plan of what is known then is the last.
 
     Raises:
         InputError: the number of traces, or the keys or operations of one, are not those of the shards; a number is out

@@ -21,9 +21,8 @@ _SIGN = 1 << 63
 
 @dataclass(frozen=True)
 class Column:
-    """One side of an index, its keys or its payloads: signed or not.
-
-    The cores order keys as unsigned. With the sign bit flipped, signed keys have the order of integers there.
+    """One side of an index, its keys or its payloads: signed or not. The cores order keys as unsigned. With the sign
+    bit flipped, signed keys have the order of integers there.
     """
 
     field: str
@@ -31,10 +30,8 @@ class Column:
 
     @classmethod
     def of(cls, field: str, values: Given) -> Column:
-        """Make the column of values: an array's is signed as its dtype is, a list's if its integers fit.
-
-        Raises:
-            InputError: they are not one-dimensional integers.
+        """Make the column of values: an array's is signed as its dtype is, a list's if its integers fit. InputError:
+        they are not one-dimensional integers.
         """
         if _is_list(values):
             return cls(field, not any(isinstance(v, int | np.integer) and v >= _SIGN for v in values))
@@ -50,11 +47,7 @@ class Column:
         return _SIGN if self.signed and self.field == "keys" else 0
 
     def take(self, values: Given) -> Words:
-        """Convert values to words as the cores take them.
-
-        Raises:
-            InputError: they are not one-dimensional integers, or some do not fit.
-        """
+        """Convert values to words as the cores take them; InputError: not one-dimensional integers, or some do not fit."""
         array = self._from_list(values) if _is_list(values) else self._from_array(_array(self.field, values))
         words: Words = np.require(array, requirements=("C", "A")).view(np.uint64)
         return words ^ np.uint64(self._flip) if self._flip else words
@@ -64,11 +57,7 @@ class Column:
         return (words ^ np.uint64(self._flip) if self._flip else words).view(self.dtype)
 
     def take_one(self, value: int) -> int:
-        """One integer as the cores take it.
-
-        Raises:
-            InputError: it is not an integer, or does not fit.
-        """
+        """One integer as the cores take it; InputError: it is not an integer, or does not fit."""
         self._expect_fits(self.field, value)
         return (int(value) & ((1 << 64) - 1)) ^ self._flip
 

@@ -41,16 +41,16 @@ def capture_block(
 
     Args:
         block: a module that returns one tensor.
-        batch: what the model gives it, a tuple or a mapping of inputs by keyword, with ``requires_grad`` set where it
-            is set there.
+        batch: what the model gives it, a tuple or a mapping of inputs by keyword, with ``requires_grad`` as it is
+            there.
         kept_bytes: most that the block may keep from its forward to its backward pass, inputs left out: bytes, or a
             size (``"600MiB"``).
         budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
         hardware, costs, backend, implementations, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
 
     Raises:
-        InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or
-            a limit is not a size.
+        InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or a
+            limit is not a size.
     """
     kept, budget = bytes_of(kept_bytes, "kept_bytes"), bytes_of(budget_bytes, "budget_bytes")
     batch = batch_of(batch)
@@ -66,11 +66,9 @@ def capture_block(
 
 
 def _with_other_blocks(problem: MemoryProblem, kept_bytes: int, budget_bytes: int) -> MemoryProblem:
-    """The problem with a last forward operator, in which other blocks run while this one's kept results are held.
-
-    It leaves ``kept_bytes`` of the budget for these. No graph has it: see
-    :class:`~loadmaster.executor.memory.run.compiled_plans.CompiledPlans`.
-    """
+    """The problem with a last forward operator, which no graph has (see
+    :class:`~loadmaster.executor.memory.run.compiled_plans.CompiledPlans`): other blocks run in it, and leave
+    ``kept_bytes`` of the budget for what this one keeps."""
     last = problem.forward[-1]
     workspace = Implementation(0.0, max(0, budget_bytes - last.fixed_bytes - kept_bytes))
     others = ForwardOperator(
@@ -90,11 +88,7 @@ def _with_other_blocks(problem: MemoryProblem, kept_bytes: int, budget_bytes: in
 
 
 def expect_one_tensor(step_graph: StepGraph) -> None:
-    """Refuse a block that returns anything but one differentiable tensor.
-
-    Raises:
-        InputError: naming the shapes found.
-    """
+    """Raise an InputError for a block that returns anything but one differentiable tensor, naming the shapes found."""
     results = step_graph.outcome
     found = [tuple(t.shape) for n in results if isinstance(n, fx.Node) for t in tensors(n.meta.get("val"))]
     if (

@@ -85,12 +85,10 @@ class CapturedStep:
     """A traced step and what it costs: its problem can be written down again under other costs.
 
     Attributes:
-        fused: whether operators run as fused kernels.
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
         caller_bytes: what its caller holds while it runs: the loss and the loss's gradient.
         wrapper: what a wrapper adds to these, at times.
-        host_link: over which plans may send results, if they may.
-        progress: whether to say that a problem is written down, as for :func:`capture`.
+        host_link: over which plans may send results; None: they may not.
     """
 
     operators: Operators
@@ -206,12 +204,8 @@ def capture_step(
     expect: Callable[[StepGraph], None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> CapturedStep:
-    """Trace a step and take its costs, as :func:`capture` does, before the problem is written down.
-
-    Args:
-        expect: raises for a graph that cannot be planned.
-        noted: is called with Dynamo's graph.
-    """
+    """Trace a step and take its costs, as :func:`capture` does, before the problem is written down. ``expect`` raises
+    for a graph that cannot be planned; ``noted`` is called with Dynamo's graph."""
     batch = batch_of(batch)
     modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
     has_values = not lacks_values(model, batch)

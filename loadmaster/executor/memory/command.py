@@ -41,11 +41,7 @@ def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Capture, write the document, and say how much it needs.
-
-    Raises:
-        InputError: the factory, the device or the model cannot be used.
-    """
+    """Capture, write the document, and say how much it needs; an InputError if factory, device or model are no use."""
 
     def captured() -> MemoryProblem:
         made = make_step(arguments)

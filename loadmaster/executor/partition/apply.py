@@ -56,8 +56,8 @@ def apply(
 
     Args:
         model: with equal values on every rank, as it was captured. ``graph`` reads it once: the step trains its own
-            shares; a model without values (``torch.device("meta")``) gets them by ``step.load_state_dict``.
-            ``module`` wraps it in place.
+            shares; a model without values (``torch.device("meta")``) gets them by ``step.load_state_dict``. ``module``
+            wraps it in place.
         batch, loss: as captured. ``graph`` reads shapes only, ``module`` also checks itself with the batch.
         mesh: None: of the default process group's ranks, on the model's device.
         backend: of ``graph``: ``eager`` runs operator by operator, ``inductor`` compiles both passes, collectives
@@ -95,11 +95,7 @@ def apply(
 
 
 def expect_equal_shares(executor: Executor, axes: Sequence[Axis]) -> None:
-    """Refuse unequal shares for modules: ``fully_shard`` and ``DTensor`` cannot split so.
-
-    Raises:
-        InputError: the executor is ``module``, and an axis has weights.
-    """
+    """Refuse unequal shares for modules, by an InputError: ``fully_shard`` and ``DTensor`` cannot split so."""
     for n, axis in enumerate(axes):
         if executor == "module" and not axis.is_even:
             remedy = "Use executor='graph', which runs unequal shares."
@@ -112,11 +108,7 @@ def device_type() -> str:
 
 
 def expect_ranks(sizes: Sequence[int]) -> None:
-    """Refuse a mesh whose size is not the number of ranks of the process group.
-
-    Raises:
-        InputError: naming both numbers.
-    """
+    """Refuse, by an InputError, a mesh whose size is not the number of ranks of the process group."""
     shown = "x".join(map(str, sizes))
     if not dist.is_initialized():
         remedy = "Call torch.distributed.init_process_group() in a script that torchrun starts."
@@ -150,16 +142,15 @@ def split(
     """Split a training step over the ranks of a mesh as planned. Call it on every rank.
 
     Args:
-        model, batch, loss: of the whole step, as for :func:`loadmaster.executor.capture_partition`.
+        model, batch, loss, overlap: of the whole step, as for :func:`loadmaster.executor.capture_partition`.
         mesh: ranks along each axis, the slowest links first: ``"2x4"``.
-        planner: plans a problem, for example ``loadmaster.plan``; called on the first rank, for the executor
-            ``module`` with ``method="module"``.
+        planner: plans a problem, for example ``loadmaster.plan``; called on the first rank, for the executor ``module``
+            with ``method="module"``.
         budget_bytes: memory of one GPU, for what the step itself holds: bytes, or a size (``"40GiB"``).
         optimizer: makes the optimizer of some parameters, such as ``torch.optim.AdamW``: its state counts.
         gbps, latency_us, topology, speeds, weights, memory: of the axes, as for
             :func:`loadmaster.models.partition.meshes.mesh`.
         hardware: the entry of the catalogue whose times are estimated; None: operators are measured.
-        overlap: as for :func:`loadmaster.executor.capture_partition`.
         backend, executor: as for :func:`loadmaster.executor.apply_partition`.
 
     Raises:

@@ -107,11 +107,7 @@ def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, lis
 
 
 def _tell(traced: TracedStep, *, strict: bool) -> None:
-    """Log which operators run whole on every worker.
-
-    Raises:
-        InputError: ``strict``, and at least one does.
-    """
+    """Log which operators run whole on every worker; with ``strict``, raise InputError for them."""
     counts = Counter(op_of(run) for run in traced.runs)
     whole = [f"{op} ({counts[op]} times): {reason}" for op, reason in traced.replicated().items()]
     if whole and strict:

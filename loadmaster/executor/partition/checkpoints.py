@@ -1,10 +1,9 @@
 """User's ``torch.utils.checkpoint`` in the joint graph: what it covers is computed again in the backward pass.
 
-AOTAutograd only marks such nodes, and leaves it to the partitioner of the graph to repeat them. Here they are repeated
-before the graph is split: so a plan counts their time, and the memory that they save.
-
-As in plain PyTorch, a region's inputs and the results that it hands on are kept. Random numbers are kept as well, since
-no rank could draw the same ones again: for a dropout the mask, from which its result is made again.
+AOTAutograd leaves repeating such nodes to the graph's partitioner. Here they are repeated before the graph is split: so
+a plan counts their time, and the memory that they save. As in plain PyTorch, a region's inputs and the results that it
+hands on are kept. Random numbers are kept as well, since no rank could draw the same ones again: for a dropout the
+mask, from which its result is made again.
 """
 
 from __future__ import annotations
@@ -118,7 +117,6 @@ class _Again:
 
 
 def _is_dropped(node: fx.Node) -> bool:
-    """Return whether a node is the result of a dropout."""
     if node.target is not operator.getitem or node.args[1] != 0:
         return False
     made = node.args[0]

@@ -64,10 +64,8 @@ def _pair(
 ) -> tuple[Any, Any]:
     """Define a collective on one row as one operator, and the operator that begins it on several rows.
 
-    Args:
-        own: arguments that each row has for itself, the row first.
-        shared: arguments that are the same for all rows.
-        elements: of a result, from the elements of its row and the other arguments.
+    Each row has its ``own`` arguments, the row first; the ``shared`` ones are the same for all. ``elements`` counts
+    those of a result, from those of its row and the other arguments.
     """
 
     def begin_one(*given: Any) -> list[Tensor]:

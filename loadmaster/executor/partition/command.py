@@ -28,11 +28,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Capture a partition problem, write its document, and print its summary to stderr.
-
-    Raises:
-        InputError: the factory, the mesh, the device or the model cannot be used.
-    """
+    """Capture a partition problem, write its document, and print its summary to stderr; InputError if it fails."""
     axes = given_mesh(arguments)
     device = hardware(arguments.hardware)
 

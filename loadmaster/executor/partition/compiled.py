@@ -4,10 +4,10 @@ PyTorch's partitioner cuts it into the passes: what the backward pass can comput
 operators most of all, is not kept for it. So a step holds less than planned, not more. Collectives are begun early and
 waited for late (:mod:`.overlap`).
 
-Results keep the memory layouts that were traced, the rest is as the compiler likes. Convolutions like channels last.
-The forward pass saves its values in that layout, and the backward pass is compiled for it. A gradient may begin in
-another layout, at the mean over pixels for example, and keeps it along a residual stream: every convolution there would
-turn it again. It is turned once, where a convolution first reads it.
+Results keep the memory layouts that were traced, the rest is as the compiler likes. Convolutions like channels last:
+the forward pass saves its values so, and the backward pass is compiled for it. A gradient may begin in another layout,
+at the mean over pixels for example, and keeps it along a residual stream, where every convolution would turn it again.
+It is turned once, where a convolution first reads it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class CompiledStep:
         forward, backward: first and last of their operators, as for :meth:`SplitStep.run`.
         results: tensors that the forward pass makes for others than the backward pass; the loss first.
         tangent: the gradient of the loss, and a tensor of its shape and type.
-        gradients: tensors that the backward pass makes.
         peak_bytes: of the plan.
     """
 
@@ -85,10 +84,8 @@ class CompiledStep:
         return made[len(self._results) :]
 
     def backward(self, saved: list[Tensor], tangent: Tensor) -> dict[int, Tensor]:
-        """Run the backward pass, and return the gradients by the number of their tensor.
-
-        Args:
-            saved: what the forward pass returned; emptied, so that a share is freed at its last use.
+        """Run the backward pass, and return the gradients by the number of their tensor; ``saved``, from the forward
+        pass, is emptied, so that a share is freed at its last use.
         """
         assert self._run_backward is not None
         self._split.redistribute.counts.update(self._counts[1])
@@ -197,10 +194,8 @@ def _know_collectives() -> None:
 
 
 def keep_strides(module: fx.GraphModule, results: int) -> None:
-    """Mark the results that keep their traced strides: the first ones, and inputs that are returned, not to copy them.
-
-    Args:
-        results: number of the pass's results that are for others than the backward pass.
+    """Mark the results that keep their traced strides: the first ``results`` ones, which are for others than the
+    backward pass, and inputs that are returned, not to copy them.
     """
     output: Any = module.graph.output_node()
     kept = [n for n, made in enumerate(output.args[0]) if n < results or made.op == "placeholder"]
@@ -208,10 +203,8 @@ def keep_strides(module: fx.GraphModule, results: int) -> None:
 
 
 def as_made(backward: fx.GraphModule, strides: Sequence[Sequence[int] | None], mode: FakeTensorMode) -> list[Tensor]:
-    """Inputs of the backward pass, with the strides that the forward pass gives them.
-
-    Args:
-        strides: of the saved tensors; None: as traced. The tangent comes after them, as traced.
+    """Inputs of the backward pass: saved tensors with the ``strides`` that the forward pass gives them (None: as
+    traced), then the tangent, as traced.
     """
     given: list[Tensor] = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
     with mode:

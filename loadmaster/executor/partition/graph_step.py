@@ -39,7 +39,6 @@ class PartitionedStep(StepOnShares):
     Attributes:
         module: parameters and buffers under the model's names, for PyTorch's functions that take a module.
         traced: the step on one device.
-        device: that the step runs on.
         counts: collectives so far, by name.
     """
 
@@ -100,11 +99,7 @@ class PartitionedStep(StepOnShares):
         return {name: self._whole(share) for name, share in self.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load this rank's shares of a whole model's state.
-
-        Raises:
-            InputError: something is missing, or has another shape.
-        """
+        """Load this rank's shares of a whole model's state; InputError if something is missing or has another shape."""
         own = self.module.state_dict(keep_vars=True)
         by_share = {id(share): state[name] for name, share in own.items() if name in state}
         for name, share in own.items():
@@ -197,10 +192,8 @@ class PartitionedStep(StepOnShares):
 
 
 def _backend_of(backend: str | None, traced: TracedStep, device: torch.device) -> str:
-    """Return the backend asked for; without one, the compiler on a GPU where it can run the step.
-
-    Raises:
-        InputError: it is unknown, or does not run the step.
+    """Return the backend asked for, by default the compiler on a GPU where it can run the step; InputError if it is
+    unknown, or does not run the step.
     """
     draws = any(is_random(run.node) for run in traced.runs)
     if backend is None:

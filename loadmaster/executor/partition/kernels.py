@@ -47,13 +47,8 @@ class Draws:
 def kernels(
     traced: TracedStep, problem: PartitionProblem, strategies: Sequence[Sequence[int]], draws: Draws
 ) -> tuple[list[Kernel], int]:
-    """Make the kernel of every operator of a problem that was captured from the step, except those of its optimizer.
-
-    Args:
-        strategies: of each operator, one for each axis.
-
-    Returns:
-        The kernels, and how many of them the forward pass has.
+    """Make the kernels of all operators of a problem that was captured from the step, except those of its optimizer;
+    return them, and the number of those of the forward pass. Each operator has a strategy for each axis.
     """
     graph, fractions = traced.graph, Mesh(problem.axes).worker(draws.coordinate).fractions
     steps: list[Run | None] = [*graph.runs]

@@ -48,9 +48,7 @@ class ModuleStep(StepOnShares):
     """Training step of a wrapped model: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     Every rank is given the whole batch, and takes its share. The loss is that of the whole batch, on every rank.
-
-    Attributes:
-        module: the model, wrapped in place.
+    ``module`` is the model, wrapped in place.
     """
 
     def __init__(
@@ -126,11 +124,7 @@ class ModuleStep(StepOnShares):
         return found if self._sums else found / self._shares
 
     def _check(self, batch: Batch, loss: Tensor, expected: Mapping[str, Tensor]) -> None:
-        """Compare one step with that of the graph executor: loss, gradients of parameters, buffers after the step.
-
-        Raises:
-            InputError: they differ.
-        """
+        """Compare one step's loss, gradients and buffers with the graph executor's; InputError if they differ."""
         before = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         try:
             found = self(*batch.args, **batch.kwargs)
@@ -154,11 +148,7 @@ class ModuleStep(StepOnShares):
                 buffer.copy_(value)
 
     def _check_loss(self, found: Tensor, loss: Tensor) -> None:
-        """Compare the mean of the losses of shares, or their sum, with the loss.
-
-        Raises:
-            InputError: it is neither.
-        """
+        """Compare the mean of the losses of shares, or their sum, with the loss; InputError if it is neither."""
         found = found.detach()
         if not _is_close(found, loss):
             # ``fully_shard`` takes means over shares; a loss that is a sum is as many times larger.

@@ -29,14 +29,9 @@ def call_on_share(
     tensors: Sequence[Tensor],
     told: Mapping[str, Any],
 ) -> list[Tensor]:
-    """Call an operator on other tensors than those in its arguments.
-
-    Args:
-        tensors: in the order in which tensors, or stand-ins for them, stand in ``args`` and ``kwargs``.
-        told: arguments, by name, that say how large a tensor is.
-
-    Returns:
-        The tensors of its result, in order.
+    """Call an operator on other ``tensors``, in the order in which tensors, or stand-ins for them, stand in its
+    arguments; return the tensors of its result, in order. ``told`` are arguments, by name, that say how large a tensor
+    is.
     """
     flat, form = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given = iter(tensors)
@@ -74,9 +69,8 @@ _PARTS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbin
 
 
 def view_of(node: fx.Node, source: ShapeView) -> ShapeView | None:
-    """Return a node as a view of the tensor that its source is a view of; None where an operator must make it.
-
-    ``getitem`` of a node that takes a tensor apart is a view, too.
+    """Return a node, also ``getitem`` of one that takes a tensor apart, as a view of the tensor that its source is a
+    view of; None where an operator must make it.
     """
     if node.target is operator.getitem:
         parts, at = node.args

@@ -47,10 +47,8 @@ _right: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def expect_right_updates(shares: Iterable[nn.Parameter]) -> None:
-    """Register these shares so that every optimizer of them is tried at its first step, on all ranks.
-
-    ``step()`` then raises an :class:`InputError` where the optimizer does not do on shares what it does on whole
-    tensors.
+    """Register these shares so that every optimizer of them is tried at its first step, on all ranks; ``step()`` raises
+    an :class:`InputError` where it does not do on shares what it does on whole tensors.
     """
     _watch()
     for share in shares:
@@ -76,10 +74,8 @@ def _expect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
 class _Trial:
     """Trial of some steps of another optimizer of that kind, on small shares and on the same whole tensors.
 
-    Small shares are of equal size. Unequal ones refuse by themselves what is more than elementwise.
-
-    Args:
-        groups: with their settings; their parameters give the placements.
+    Small shares are of equal size; unequal ones refuse by themselves what is more than elementwise. The parameters of
+    ``groups`` give the placements.
     """
 
     def __init__(self, optimizer: Optimizer, groups: list[dict[str, Any]], *, has_closure: bool) -> None:
@@ -90,11 +86,7 @@ class _Trial:
         self._small = [[(_small(share), share) for share in shares] for shares in unlike]
 
     def run(self) -> None:
-        """Compare the updated shares with the updated whole tensors.
-
-        Raises:
-            InputError: they differ, or the optimizer does not run on shares.
-        """
+        """Compare updated shares with updated whole tensors; InputError if they differ, or shares cannot be updated."""
         kind, remedy = self._kind.__name__, "Use torch.optim.AdamW, or another one that updates shares rightly."
         try:
             whole = self._updated([[nn.Parameter(one.clone()) for one, _ in group] for group in self._small])

@@ -32,12 +32,8 @@ _BUCKETS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Bucket of collectives, taken apart into begin and wait.
-
-    Attributes:
-        begun: the operator that begins them, then the rows that it begins.
-        waited: the operator that waits for all of them, then the rows.
-        size_bytes: of what it moves, on this rank, whole.
+    """Bucket of collectives, taken apart: the operator that begins them, then the rows that it begins; the operator
+    that waits for all of them, then the rows; and the bytes that it moves on this rank, whole.
     """
 
     begun: tuple[fx.Node, ...]
@@ -46,12 +42,10 @@ class _Bucket:
 
 
 def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True) -> fx.GraphModule:
-    """Take the collectives of a pass apart and move them, in place.
+    """Take the collectives of a pass apart and move them, in place, with at most ``at_once_bytes`` on their way.
 
-    Args:
-        at_once_bytes: of what is begun early or waited for late.
-        alike: whether all ranks have the same pass. If not, each collective is a bucket of its own and begins where it
-            is: the rest depends on shapes, and all ranks must begin in one order.
+    If not all ranks have the same pass, ``alike`` is false: each collective is a bucket of its own and begins where it
+    is, since the rest depends on shapes, and all ranks must begin in one order.
     """
     graph = module.graph
     largest_bytes = at_once_bytes // _BUCKETS_AT_ONCE if alike else 0

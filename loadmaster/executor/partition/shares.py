@@ -1,9 +1,8 @@
 """Shares of a model's parameters and buffers on this rank, under the model's own names.
 
 Each is a ``DTensor`` in its planned placement, so that PyTorch's own functions know what it is a share of: clipping by
-a norm, optimizers, ``torch.distributed.checkpoint``. Kernels still run on the local tensors.
-
-A ``DTensor`` knows equal shares only. So along an axis of unequal ones its local tensor is an :class:`UnevenShare`.
+a norm, optimizers, ``torch.distributed.checkpoint``. Kernels still run on the local tensors. A ``DTensor`` knows equal
+shares only, so along an axis of unequal ones its local tensor is an :class:`UnevenShare`.
 """
 
 from __future__ import annotations
@@ -49,12 +48,7 @@ class UnevenShare(Tensor):
     """Share of a tensor, with its place in the whole, which it tells to ``torch.distributed.checkpoint``.
 
     Elementwise operators and norms run on it. Operators that need the whole are refused: ``DTensor`` would gather it as
-    if shares were equal.
-
-    Args:
-        values: of this rank.
-        offsets: of the first of them in the whole.
-        whole: the shape of the whole.
+    if shares were equal. ``offsets`` are those of its first value in the whole, whose shape is ``whole``.
     """
 
     own: Tensor
@@ -79,11 +73,7 @@ class UnevenShare(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator on this rank's values.
-
-        Raises:
-            InputError: it needs more than those.
-        """
+        """Run an operator on this rank's values; raises InputError if it needs more than those."""
         if not _is_local(func, args):
             raise _needs_the_whole(func)
         made = func(*map(_values, args), **{name: _values(value) for name, value in (kwargs or {}).items()})
@@ -185,11 +175,7 @@ class Shares(nn.Module):
         return step.run_with(self, args, kwargs)
 
     def train(self, mode: bool = True) -> Shares:
-        """Set the mode, if the step computes the same in it.
-
-        Raises:
-            InputError: in that mode it would do something else.
-        """
+        """Set the mode; raises InputError if the step would compute something else in it."""
         if self._mode_counts and mode != self.training:
             name = "train" if mode else "eval"
             reason = "is not how the step was captured, and it draws random numbers or updates statistics"
@@ -199,12 +185,7 @@ class Shares(nn.Module):
 
 
 class StepOnShares:
-    """Training step on this rank's shares, which a module holds under the model's names.
-
-    Attributes:
-        module: the shares.
-        problem, plan: that the step runs.
-    """
+    """Training step on this rank's shares, which ``module`` holds under the model's names."""
 
     module: nn.Module
     problem: PartitionProblem
@@ -226,11 +207,7 @@ class _BatchNormShares(BatchNorm):
         nn.Module.__init__(self)
 
     def reset_running_stats(self) -> None:
-        """Refuse to reset running statistics: the step updates them with the momentum that was captured.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse, by an InputError, to reset statistics that the step updates with the momentum that was captured."""
         reason = "are updated by the step with the momentum that was captured"
         remedy = "Load the whole state into the model (model.load_state_dict(step.state_dict())), and do it there."
         raise InputError("running statistics", "reset", reason, remedy)

@@ -25,12 +25,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Tensor of the step, in the shape that it is kept in.
-
-    Attributes:
-        node: node that makes it.
-        shape: the kept shape.
-    """
+    """Tensor of the step: the node that makes it, and the shape that it is kept in."""
 
     node: fx.Node
     shape: tuple[int, ...]
@@ -44,13 +39,8 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Operator of the traced step.
-
-    Attributes:
-        inputs: tensors by number, each with the view that is read.
-        outputs: tensors by number, each with what the operator makes as a view of it.
-        admitted: its formula and strategies.
-        seen: its strategies, as its tensors see them.
+    """Operator of the traced step: the number of each input with the view that is read, that of each output with what
+    the operator makes as a view of it, its formula and strategies, and these as its tensors see them (``seen``).
     """
 
     node: fx.Node
@@ -69,18 +59,11 @@ class Run:
 
 
 class SplitGraph:
-    """Tensors and operators of a traced step, forward operators first.
+    """Tensors and operators of a traced step, after :func:`loadmaster.executor.partition.rewrites.rewritten`.
 
-    Args:
-        step_graph: after :func:`loadmaster.executor.partition.rewrites.rewritten`.
-
-    Attributes:
-        held: the tensors; those that no operator makes come first.
-        runs: the operators.
-        given_count: number of tensors that no operator makes.
-        forward_count: number of operators of the forward pass.
-        buffers: (buffer, its new value), as numbers of tensors, for each one that the forward pass updates.
-        gradients: tensor -> its gradient, numbers.
+    ``held`` begins with the ``given_count`` tensors that no operator makes, ``runs`` with the ``forward_count``
+    operators of the forward pass. By numbers of tensors, ``buffers`` pairs each buffer that the forward pass updates
+    with its new value, and ``gradients`` maps a tensor to its gradient.
     """
 
     def __init__(self, step_graph: StepGraph, trials: Trials) -> None:

@@ -29,13 +29,9 @@ Kernel = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], object]
 class SplitStep:
     """Runner of one step under a plan, on this rank.
 
-    Args:
-        kernels: of the operators of the problem, in order; operators beyond them run elsewhere.
-        mesh: with a dimension for every axis of the problem.
-        kept: tensors to hold when nothing reads them any more, in addition to those that last the whole step.
-
-    Raises:
-        InputError: the mesh is not the problem's.
+    ``kernels`` are those of the problem's operators, in order; operators beyond them run elsewhere. ``kept`` tensors
+    are held when nothing reads them any more, like those that last the whole step. Raises InputError if the mesh is not
+    that of the problem.
     """
 
     def __init__(
@@ -70,11 +66,8 @@ class SplitStep:
         return self.redistribute.whole(share, self.problem.tensors[tensor].shape, self.placements[tensor])
 
     def run(self, held: MutableMapping[int, Tensor], first: int = 0, last: int | None = None) -> None:
-        """Run operators from the first to before the last one.
-
-        Args:
-            held: shares by the number of their tensor: those that operators read; those that they make are added, and
-                those that nothing reads any more are removed.
+        """Run operators from the first to before the last one, on shares that are ``held`` by the number of their
+        tensor: results are added, and what nothing reads any more is removed.
         """
         along = self.redistribute.along
         for n in range(first, len(self.kernels) if last is None else last):
@@ -108,12 +101,8 @@ class SplitStep:
 
 @dataclass(frozen=True)
 class _Call:
-    """Steps that run one operator on shares.
-
-    Attributes:
-        reads, makes: tensors, each with the path to the placement that is needed, or that the tensor has.
-        shapes: of the shares that are made.
-        freed: tensors that nothing reads any more.
+    """Steps that run one operator on shares: tensors that it reads and makes, each with the path to the placement that
+    is needed, or that the tensor has; shapes of the shares that are made; and tensors that nothing reads any more.
     """
 
     reads: tuple[tuple[int, list[Hop]], ...]

@@ -39,14 +39,8 @@ _NO_STRATEGY = "none"
 
 @dataclass(frozen=True, eq=False)
 class TracedStep:
-    """Traced step whose tensors are known as parameters, buffers, inputs and constants.
-
-    Attributes:
-        parameters, buffers: names -> numbers of tensors.
-        inputs: leaves of the batch -> numbers of tensors.
-        constants: numbers of tensors -> their values.
-        tangent: the number of the loss's gradient.
-        loss: the number of the loss.
+    """Traced step whose tensors are known by number: ``parameters`` and ``buffers`` by their names, ``inputs`` by the
+    leaves of the batch, the loss and its gradient (``tangent``); ``constants`` map numbers to values.
     """
 
     graph: SplitGraph
@@ -75,11 +69,7 @@ class TracedStep:
         self, axes: Sequence[Axis], times_us: Sequence[float] | None = None, name: str = "", launch_us: float = 0.0
     ) -> PartitionProblem:
         """Make the problem of the step without its optimizer: operators of the graph, and updates of buffers after the
-        forward pass.
-
-        Args:
-            times_us: of each operator of the graph.
-            launch_us: part of it that each takes at least.
+        forward pass. Of each operator's time, ``launch_us`` is what it takes at least.
         """
         written = _Writing(self, times_us or [0.0] * len(self.runs), launch_us)
         return PartitionProblem(name, tuple(axes), tuple(written.tensors), tuple(written.operators), written.signatures)
@@ -102,10 +92,7 @@ def op_of(run: Run) -> str:
 
 
 def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep:
-    """Trace a training step for its split.
-
-    Args:
-        batch: that the model is called with, with stand-ins where it has no values.
+    """Trace a training step for its split; the batch has stand-ins where it has no values.
 
     Raises:
         InputError: the step cannot be traced as one graph, returns no scalar loss, updates a tensor in a way that is

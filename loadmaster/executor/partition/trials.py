@@ -49,12 +49,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Admitted:
-    """Formula of an operator and the strategies that hold for it.
-
-    Attributes:
-        formula: None: there is no rule, or the rule is not for such a call.
-        strategies: those that hold.
-        reason: why no strategy holds; empty where one does, or nothing could be split.
+    """Formula of an operator (None: there is no rule, or none for such a call), the strategies that hold for it, and
+    the reason why none does; empty where one does, or nothing could be split.
     """
 
     formula: Formula | None
@@ -129,12 +125,7 @@ class Trials:
 
 
 class _Trial:
-    """Trial of one call on small tensors.
-
-    Args:
-        small: extents in float64.
-        extents: of the call itself.
-    """
+    """Trial of one call on small tensors: ``small`` extents in float64, ``extents`` of the call itself."""
 
     def __init__(
         self,
@@ -277,16 +268,14 @@ def holds(
 ) -> bool:
     """Return whether a strategy holds for a call: parts of the result make up the result of the whole.
 
+    It does not where the call fails on a share, or shares need a halo, which no executor exchanges.
+
     Args:
         args, kwargs: of a call on small tensors, in float64 where they are not whole numbers. What is split has an
             extent that 2 and 3 divide.
         strategy: for its tensors, in the order of the arguments.
         told: number of workers -> arguments, by name, that say how large a share is.
         compared: number of results to compare, the first ones; None: all.
-
-    Returns:
-        True if it holds. False, too, where the call fails on a share, and where shares need a halo, which no executor
-            exchanges.
     """
     whole = results_of(target(*args, **kwargs))
     inputs = tensors_of(args, kwargs)

@@ -30,9 +30,6 @@ class Layout:
     """Placements of one plan, by parameter and by module.
 
     Attributes:
-        roles: of the axes.
-        sizes: of the axes.
-        parameters: name -> its placement on every axis.
         split_inputs: leaves of the batch that are split along their first dimension, on axes that divide batches.
         entering: module -> shape of an input, without what other workers have of the batch -> the placement on the
             tensor axes that its operators need.

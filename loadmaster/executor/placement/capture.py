@@ -1,16 +1,14 @@
 """Capturing a placement problem: one training step, forward, backward and optimizer, as the blocks that it uses.
 
 Two steps run on fake tensors in place of the model's own, and the second one is recorded: the first makes the
-optimizer's state. Nothing of it computes or takes memory, so that a laptop captures what it cannot hold; only costs are
-measured, operator by operator, where no hardware is named. Optimizers update one parameter after the other in the
-trace: all of the state in one operator would have to be on the device at once.
+optimizer's state. Nothing computes or takes memory, so a laptop captures what it cannot hold; only where no hardware is
+named are costs measured, operator by operator. The trace updates one parameter after the other: otherwise all of the
+optimizer's state would have to be on the device at once.
 
 Gradients are dropped when the next step starts, as ``zero_grad`` does by default. Storages smaller than ``small_bytes``
-do not move: those that still matter count as workspace of the operator that runs meanwhile.
-
-One thing differs from a step on real tensors: where two gradients of one tensor meet, autograd adds the second to the
-first in place, but makes a third one where tensors are fake. The model's own tensors are put aside as long as the step
-is used. Storages that are shared (tied parameters, views of one buffer) are shared by the fake tensors, too.
+do not move: those that still matter count as workspace of the operator that runs meanwhile. Storages that are shared
+(tied parameters, views of one buffer) are shared by the fake tensors, too. One thing differs from real tensors: where
+two gradients of one tensor meet, autograd adds the second to the first in place, but makes a third one of fake ones.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ def capture(
 
     Args:
         batch, loss: as for :func:`loadmaster.executor.capture`. Capture under ``torch.autocast`` if the training does.
-        optimizer: of the model's parameters; None: the step ends with the gradients.
+        optimizer: None: the step ends with the gradients.
         hardware: the entry of the catalogue that times, and the link to host memory, are estimated for. None: both are
             measured on the model's device.
         costs: of operators, instead of the entry's.
@@ -118,11 +116,7 @@ def record(fake: FakeStep, micro_batches: int = 1) -> Recording:
 
 
 def run(fake: FakeStep, micro_batches: int = 1, notes: Notes | None = None, places: CallPlaces | None = None) -> None:
-    """Run one step on fake tensors, recorded in ``notes`` if they are given.
-
-    Raises:
-        InputError: it asks for a value, which fake tensors do not have, or gives no loss.
-    """
+    """Run one step on fake tensors, recorded in ``notes`` if given; InputError if it needs a value or gives no loss."""
     seen = contextlib.nullcontext() if notes is None else Recorder(notes)
     try:
         # The recorder comes after the mode that makes fake tensors, so that it sees operators first. The optimizer
@@ -163,11 +157,7 @@ class FakeStep:
 def fake_step(
     model: nn.Module, batch: Batch, loss: Loss | None, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[FakeStep]:
-    """Make the fake step, to be run within the block.
-
-    Raises:
-        InputError: the model cannot be called with the batch.
-    """
+    """Make the fake step, to be run within the block; InputError if the batch or the optimizer is not of this model."""
     step = Step(model, loss, expects_loss=True)
     taken = step.batch(batch)
     step.expect_call(taken)

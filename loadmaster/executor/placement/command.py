@@ -21,11 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Capture, write the document, and say how much it needs.
-
-    Raises:
-        InputError: the factory, the device or the model cannot be used.
-    """
+    """Capture, write the document, and say what it needs; InputError if factory, device or model cannot be used."""
 
     def captured() -> PlacementProblem:
         made = make_step(arguments)

@@ -1,12 +1,11 @@
 """Tensors that an operator reads and tensors that it writes, from its schema.
 
 A mutable argument is written, and read too, unless the operator overwrites all of its storage: ``copy_``, ``zero_`` and
-their like, and what is named as ``out``. A result on a storage of its own is written whole. An operator that writes
-nothing and whose results are on storages of its arguments is a view: no kernel runs.
+their like, and ``out``. A result on a storage of its own is written whole. An operator that writes nothing and whose
+results are on storages of its arguments is a view: no kernel runs.
 
 Optimizers update all parameters by one operator (``_foreach_addcdiv_``, ``_fused_adamw_``), whose working set is the
-state of the whole model. Element by element its arithmetic is the same, so that it can be split and run for one
-parameter after the other.
+state of the whole model. It works element by element, so it can be split and run for one parameter after the other.
 """
 
 from __future__ import annotations
@@ -144,11 +143,7 @@ def storage_bytes(tensor: Tensor) -> int:
 def operands(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], size_of: Callable[[Tensor], int] = storage_bytes
 ) -> Operands:
-    """Collect the tensors that an operator reads and writes among its arguments.
-
-    Args:
-        size_of: bytes of a tensor's storage, for callers that keep storages elsewhere.
-    """
+    """Collect the tensors that an operator reads and writes; ``size_of`` is for callers that move storages away."""
     mutable = _mutable(func)
     found = Operands([], [])
     if mutable.shape_only:

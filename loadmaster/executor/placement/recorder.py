@@ -72,12 +72,8 @@ class StorageTable(Generic[_Record]):
 
 @dataclass(eq=False)
 class RecordedStorage:
-    """A storage that the recorded step uses.
-
-    Attributes:
-        name, role: what it is, as far as is known by now.
-        born: the operator that made it; None where it was there before.
-        died: how many operators had run when its memory was freed; None where it lived on.
+    """A storage that the recorded step uses. ``born`` is the operator that made it, None if it was there before;
+    ``died`` is the number of operators that had run when its memory was freed, None if it lived on.
     """
 
     index: int
@@ -90,11 +86,7 @@ class RecordedStorage:
 
 @dataclass(frozen=True, eq=False)
 class RecordedOperator:
-    """An operator, and the storages that it reads and writes by their indices.
-
-    Attributes:
-        call: with what it was called; None where nobody asked for costs.
-    """
+    """An operator, the storages that it reads and writes by index, and its call; None where nobody asked for costs."""
 
     op: str
     reads: frozenset[int]
@@ -117,12 +109,8 @@ class Recording:
 
 
 class Notes:
-    """Notes of the operators that ran, which make up a :class:`Recording`.
-
-    Args:
-        is_on_device: tells the tensors whose storages count.
-        place: gives the place in the model that calls the present operator.
-        with_calls: whether operators are recorded with their arguments.
+    """Notes of the operators that ran, which make up a :class:`Recording`. Tensors count that ``is_on_device`` accepts;
+    ``place`` gives the present place in the model; ``with_calls`` keeps the arguments of operators.
     """
 
     def __init__(
@@ -233,10 +221,8 @@ def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, micro_batches: int = 1) -> None:
-    """Drop the gradients of the step before, then run forward and backward for each micro-batch.
-
-    Raises:
-        InputError: there is no scalar loss, or nothing that needs a gradient.
+    """Drop the old gradients, then run forward and backward for each micro-batch. Raises InputError if there is no
+    scalar loss, or nothing that needs a gradient.
     """
     if optimizer is None:
         step.zero_grad()
@@ -263,10 +249,7 @@ def update(optimizer: torch.optim.Optimizer | None) -> None:
 
 @contextlib.contextmanager
 def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the optimizer update one parameter after the other, not all parameters operator by operator.
-
-    A fused optimizer stays fused: its one operator is split (:mod:`loadmaster.executor.placement.operands`).
-    """
+    """Let the optimizer update one parameter after the other; a fused one's operator is split (:mod:`.operands`)."""
     before = [(group, group["foreach"]) for group in optimizer.param_groups if "foreach" in group]
     for group, _ in before:
         if not group.get("fused"):

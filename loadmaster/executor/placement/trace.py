@@ -1,10 +1,9 @@
 """Conversion of a recorded step to a placement problem.
 
-Blocks are the storages of ``small_bytes`` and more. Smaller ones (biases, statistics) are not worth a move: what they
-take together, those that still matter while an operator runs, is part of that operator's workspace. So is what the
-program still holds though no operator needs it any more: logits that a local variable names while the loss is computed,
-gradients between their update and the next ``zero_grad``. So the budget counts every byte, and the plan moves only
-blocks that take longer to copy than to ask for. An operator that uses no block adds its time to the one before it.
+Blocks are the storages of ``small_bytes`` and more. Smaller ones (biases, statistics) are not worth a move: those that
+still matter while an operator runs are part of its workspace. So is what the program still holds though no operator
+needs it any more: logits that a local variable names while the loss is computed, gradients between their update and the
+next ``zero_grad``. So the budget counts every byte. An operator that uses no block adds its time to the one before it.
 """
 
 from __future__ import annotations
@@ -37,11 +36,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Trace:
-    """A placement problem, and the parts of the recorded step that its numbers stand for.
-
-    Attributes:
-        blocks: the recorded storage of each block.
-        positions: for each recorded operator, the operator of the problem that its time counts to.
+    """A placement problem, the recorded storage of each of its blocks, and for each recorded operator the operator of
+    the problem that its time counts to.
     """
 
     problem: PlacementProblem
@@ -58,11 +54,7 @@ def trace_of(
     small_bytes: int = SMALL_BYTES,
     budget_bytes: int | None = None,
 ) -> Trace:
-    """Build the placement problem of a recorded step whose operators have these costs.
-
-    Raises:
-        InputError: all of its storages are small.
-    """
+    """Build the placement problem of a recorded step with these costs; InputError if all of its storages are small."""
     sizes = [stored.size_bytes for stored in recording.storages]
     used = sorted({index for operator in recording.operators for index in operator.uses})
     large = [n for n in used if sizes[n] >= small_bytes]

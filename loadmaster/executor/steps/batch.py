@@ -22,12 +22,8 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Arguments of one call of a step: ``step(*args, **kwargs)``.
-
-    Attributes:
-        args: positional inputs; with a loss, the last one is its target.
-        kwargs: inputs by keyword.
-        first: the place that ``args[0]`` had for the user: 1 where a mapping before it became ``kwargs``.
+    """Arguments of one call of a step: ``step(*args, **kwargs)``. With a loss, the last one of ``args`` is its target.
+    ``first`` is the place that ``args[0]`` had for the user: 1 where a mapping before it became ``kwargs``.
     """
 
     args: tuple[Any, ...] = ()
@@ -47,10 +43,8 @@ AnyBatch = Batch | Sequence[Any] | Mapping[str, Any]
 
 
 def batch_of(given: AnyBatch) -> Batch:
-    """Make a :class:`Batch`: a mapping becomes inputs by keyword, a tuple or list positional inputs.
-
-    Raises:
-        InputError: a tensor was given, which would be taken apart into its rows, or something else that is neither.
+    """Make a :class:`Batch`: a mapping becomes inputs by keyword, a tuple or list positional inputs. Raises InputError
+    for a tensor, which would be taken apart into its rows, and for what is neither.
     """
     if isinstance(given, Batch):
         return given
@@ -70,13 +64,7 @@ def batch_of(given: AnyBatch) -> Batch:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters that a model's ``forward`` takes by keyword.
-
-    Attributes:
-        names: of its parameters.
-        needed: those without a default.
-        any_name: whether it takes ``**kwargs``.
-    """
+    """Parameters that ``forward`` takes by keyword: ``needed`` have no default; ``any_name``: it takes ``**kwargs``."""
 
     names: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
@@ -125,12 +113,8 @@ def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
 
 @dataclass(frozen=True)
 class Forward:
-    """Signature of a model's call, kept without the model.
-
-    Attributes:
-        model: the name of its class.
-        signature: of its ``forward``; None where anything may be given: a ``forward`` that is not written in Python has
-            no signature, and hooks may give other arguments.
+    """Signature of a model's call, kept without the model; None where anything may be given: a ``forward`` that is not
+    written in Python has no signature, and hooks may give other arguments.
     """
 
     model: str
@@ -144,10 +128,8 @@ class Forward:
         return cls(type(model).__name__, signature)
 
     def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call that the model's ``forward`` cannot take.
-
-        Raises:
-            InputError: naming the argument that is missing or too many, and what ``forward`` takes.
+        """Refuse a call that the model's ``forward`` cannot take, by an InputError that names the argument that is
+        missing or too many, and what ``forward`` takes.
         """
         if self.signature is None:
             return

@@ -2,8 +2,7 @@
 
 Each is recorded once and replayed from then on, so that a step takes as long as its kernels and not as long as their
 launches. PyTorch's own trees of CUDA graphs do it: both graphs share one pool of memory, in which the backward graph
-frees what the forward graph has saved, as it would without. What they return is in that pool: a loss and gradients
-must be read before the next step begins.
+frees what the forward graph has saved. Results are in that pool: read a loss and gradients before the next step begins.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 class CudaGraphs:
     """Compiler of one step that turns its compiled forward graph and its compiled backward graph into CUDA graphs.
-
     Where a graph cannot be recorded, the log says why, and it runs as compiled.
     """
 

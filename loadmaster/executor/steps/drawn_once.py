@@ -68,9 +68,8 @@ class KeptDraws(CustomGraphPass):
 
 
 def keep_draws(graph: fx.Graph) -> None:
-    """Mark the random draws of a joint graph, so that no partition of it draws them again.
-
-    What the user's checkpoints compute again is left to them: PyTorch puts the generator back for those.
+    """Mark the random draws of a joint graph, so that no partition of it draws them again; those of the user's
+    checkpoints are left to them, since PyTorch puts the generator back for those.
     """
     for node in list(graph.nodes):
         if not is_random(node) or node.meta.get(_RECOMPUTE) in _BY_USER:

@@ -1,6 +1,5 @@
-"""``MODULE:FACTORY``: the user's function that makes a model, called so that its errors are reported as the user's.
-
-One message names their exception and its place; the command's ``--verbose`` shows the whole traceback.
+"""``MODULE:FACTORY``: the user's function that makes a model, called so that its errors are reported as the user's, by
+one message that names exception and place; the command's ``--verbose`` shows the whole traceback.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ _OTHERS = tuple(
 
 
 def load_factory(spec: str) -> Callable[[], Any]:
-    """Import the function that ``MODULE:FUNCTION`` names; modules of the current directory are found.
-
-    Raises:
-        InputError: no such module or function, or the module's own code fails.
+    """Import the function that ``MODULE:FUNCTION`` names; modules of the current directory are found. Raises InputError
+    if there is no such module or function, or the module's own code fails.
     """
     module_name, _, function_name = spec.partition(":")
     if not module_name or not function_name:
@@ -64,10 +61,8 @@ def load_factory(spec: str) -> Callable[[], Any]:
 
 
 def call_factory(spec: str, device: torch.device) -> tuple[Any, Any, Any]:
-    """Make the model, the batch and the loss (None where the factory gives none) on the given device.
-
-    Raises:
-        InputError: the factory cannot be used, or fails.
+    """Make the model, the batch and the loss (None where the factory gives none) on the given device. Raises InputError
+    if the factory cannot be used, or fails.
     """
     factory = load_factory(spec)
     with device, users_code(spec, entirely=True):
@@ -80,11 +75,7 @@ def call_factory(spec: str, device: torch.device) -> tuple[Any, Any, Any]:
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device of that name, after a check that it is present.
-
-    Raises:
-        InputError: there is no such device, or it is not present.
-    """
+    """Return the device of that name; raises InputError if there is no such device, or it is not present."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -96,13 +87,8 @@ def device_named(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def users_code(spec: str, *, entirely: bool = False) -> Iterator[None]:
-    """Turn an error of the user's code within the block into one message; errors of other code pass.
-
-    Args:
-        entirely: nothing but the user's code, and what it calls, runs here.
-
-    Raises:
-        InputError: naming the user's exception and its place.
+    """Turn an error of the user's code within the block into an InputError that names exception and place. Errors of
+    other code pass, unless nothing but the user's code, and what it calls, runs here (``entirely``).
     """
     try:
         yield

@@ -1,8 +1,7 @@
 """Guards of a call: everything except the model's own code that decides which graph a step becomes.
 
-A plan is for one graph. When a call becomes another one, the difference to the planned call is what the user needs to
-hear; and a call whose guards are known to have no plan need not be traced again to find out. Another version of PyTorch
-may trace another graph of the same model.
+When a call becomes another graph than the planned one, the user needs to hear how the calls differ; and a call whose
+guards are known to have no plan need not be traced again. Another version of PyTorch may trace another graph.
 """
 
 from __future__ import annotations

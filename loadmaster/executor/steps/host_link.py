@@ -22,16 +22,11 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def host_link(device: torch.device, hardware: str | None = None, *, compiled: bool = False) -> HostLink:
-    """The link between a device and its host.
+    """The link between a device and its host: measured on a CUDA device, or that of an entry of the catalogue
+    (``hardware``), whose host's memory is taken as unlimited.
 
-    Args:
-        device: measured, if it is a CUDA device.
-        hardware: an entry of the catalogue instead; the room on its host is not known then, and taken as unlimited.
-        compiled: for a step that Inductor compiles, whose graph is cut by what is sent; one that runs operator by
-            operator has nothing to cut.
-
-    Raises:
-        InputError: no such entry, or nothing to measure: the device is the host.
+    Only a step that Inductor compiles (``compiled``) has a graph that is cut by what is sent. Raises InputError if
+    there is no such entry, or nothing to measure: the device is the host.
     """
     if hardware is not None:
         return entry_of(hardware).host_link(compiled=compiled)
@@ -46,9 +41,7 @@ def measured_link(device: torch.device, *, compiled: bool) -> HostLink:
 
     What a cut costs depends on what would have been one kernel, so no small graph stands for a model's. It is put
     together: launches, at what they cost on such a device, and bytes, at what a pass over device memory reaches here.
-
-    Raises:
-        InputError: so much host memory cannot be pinned.
+    Raises InputError if so much host memory cannot be pinned.
     """
     try:
         host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)

@@ -1,10 +1,9 @@
 """Direct launches of compiled kernels, without the checks that Inductor makes before each launch.
 
-Inductor's object around a Triton kernel asks at every launch whether the kernel is still to be tuned, dumped or traced.
-A step of small kernels takes as long as the host needs to launch them, and these questions are a notable part of that.
-From PyTorch 2.13 on the object itself skips them from its second launch on. Before that, the module that Inductor wrote
-is given the tuned kernel's launcher in the object's place. The profiler shows such a kernel on the device, not the call
-on the host.
+Inductor's object around a Triton kernel asks at every launch whether the kernel is still to be tuned, dumped or traced:
+a notable part of a step of small kernels, which takes as long as the host needs to launch them. From PyTorch 2.13 on
+the object itself skips that from its second launch on. Before, the module that Inductor wrote is given the tuned
+kernel's launcher in the object's place. The profiler shows such a kernel on the device, not the call on the host.
 """
 
 from __future__ import annotations

@@ -59,11 +59,7 @@ class MadeStep:
 
 
 def make_step(arguments: argparse.Namespace) -> MadeStep:
-    """Call the factory that the arguments name.
-
-    Raises:
-        InputError: the factory or the device cannot be used.
-    """
+    """Call the factory that the arguments name; raises InputError if it or the device cannot be used."""
     device = device_named(arguments.device)
     model, batch, loss = call_factory(arguments.factory, device)
     precision: AbstractContextManager[Any] = contextlib.nullcontext()
@@ -73,11 +69,7 @@ def make_step(arguments: argparse.Namespace) -> MadeStep:
 
 
 def write_captured(arguments: argparse.Namespace, captured: Callable[[], Problem]) -> None:
-    """Capture a problem, write its document, and print its summary to stderr.
-
-    Raises:
-        InputError: the output cannot be written.
-    """
+    """Capture a problem, write its document, and print its summary to stderr; InputError if that cannot be written."""
     output = None if arguments.output in (None, "-") else arguments.output
     expect_writable(output, "-o")
     # What the model itself prints is not part of the document.

@@ -61,7 +61,6 @@ def measure(
         resident: tensors that count as resident on the CPU: parameters, buffers, inputs, optimizer state. CUDA's
             allocator knows them.
         warmup: steps before anything is measured (compilation, lazily made buffers).
-        repeats: timed steps.
     """
     where = torch.device(device)
     for _ in range(warmup):
@@ -121,8 +120,8 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
 def queued_us(run: Callable[[], object], repeats: int) -> list[float]:
     """Times of consecutive steps on the current CUDA device, us: the longer of the device's and the processor's.
 
-    They are queued as in training: waiting for each step would count the launches that lead up to the next one's first
-    kernels. In training the slower of the two decides. Over a few steps the device alone would show less: it still has
+    They are queued as in training, where the slower of the two decides: waiting for each step would count the launches
+    that lead up to the next one's first kernels. Over a few steps the device alone would show less, since it still has
     kernels to run that were launched before.
     """
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]

@@ -28,15 +28,12 @@ class _Slab:
 
 
 class HostPool:
-    """Pool of blocks of host memory, by size.
+    """Pool of blocks of host memory, by size; ``pinned`` needs a CUDA device.
 
     Whoever copies into a block that was in use before must do so in an order that lets earlier copies from it finish
-    first: one pool serves one copy stream.
-
-    Args:
-        pinned: whether the memory is pinned; a CUDA device must be there then.
-        slab_bytes: cut from at a time, a power of two; a larger block gets the next power of two that holds it.
-        alignment_bytes: of the addresses of blocks, a power of two; reads and writes past the page cache need 4096.
+    first: one pool serves one copy stream. Blocks are cut from ``slab_bytes`` at a time, a power of two; a larger block
+    gets the next power of two that holds it. Their addresses are multiples of ``alignment_bytes``, a power of two;
+    reads and writes past the page cache need 4096.
     """
 
     def __init__(
@@ -54,13 +51,8 @@ class HostPool:
         return sum(s.memory.numel() for s in self._slabs)
 
     def take(self, size_bytes: int) -> torch.Tensor:
-        """Lend a block, which returns to the pool by itself when nobody holds it any more.
-
-        Returns:
-            uint8 [size_bytes], uninitialized.
-
-        Raises:
-            InputError: so much host memory cannot be had.
+        """Lend a block, uint8 [size_bytes], uninitialized, which returns to the pool by itself when nobody holds it any
+        more. Raises InputError if so much host memory cannot be had.
         """
         if size_bytes == 0:
             return torch.empty(0, dtype=torch.uint8, device="cpu")

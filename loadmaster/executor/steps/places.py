@@ -100,10 +100,8 @@ def _source(node: fx.Node) -> str | None:
 
 
 class CallPlaces:
-    """Tracker of the place that calls the present operator, while :meth:`followed` is on.
-
-    Attributes:
-        otherwise: the place of operators that no module calls.
+    """Tracker of the place that calls the present operator, while :meth:`followed` is on; ``otherwise`` is the place of
+    operators that no module calls.
     """
 
     def __init__(self, step: Step) -> None:

@@ -65,9 +65,8 @@ def own_bytes(model: nn.Module, batch: AnyBatch) -> int:
 
 
 def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
-    """Bytes that the CUDA allocator holds on the device, without gradients.
-
-    They include workspaces that libraries keep per thread, and whatever else the process holds.
+    """Bytes that the CUDA allocator holds on the device, without gradients, but with workspaces that libraries keep per
+    thread, and whatever else the process holds.
     """
     probe = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
@@ -77,8 +76,7 @@ def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
 
 
 def allocated_bytes(held: Iterable[torch.Tensor]) -> int:
-    """Bytes that the allocator has handed out for these tensors. A CUDA block can be a MiB larger than was asked for:
-    over two hundred gradients that makes 20 MiB."""
+    """Bytes that the allocator has handed out for these tensors: a CUDA block can be a MiB more than was asked for."""
     distinct = one_of_each_storage(held)
     blocks: dict[int, int] = {}
     if any(t.is_cuda for t in distinct) and torch.cuda.get_allocator_backend() == "native":  # others have no blocks
@@ -103,5 +101,4 @@ def one_of_each_storage(held: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages of tensors."""
     return sum(map(tensor_bytes, one_of_each_storage(held)))

@@ -1,6 +1,5 @@
-"""Dynamo's graph of a step as bytes, so that another process can compile it: tensors are sent as fake tensors.
-
-The settings of PyTorch and of Inductor, which also decide how it is compiled, go along.
+"""Dynamo's graph of a step as bytes, so that another process can compile it: tensors go as fake tensors, together with
+the settings of PyTorch and of Inductor that decide how it is compiled.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ _ATTENTIONS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 
 
 def sent(module: fx.GraphModule) -> bytes:
-    """Pickle the graph and the fake tensors that it is called with.
-
-    Raises:
-        Exception: of many kinds, where something in it cannot be sent.
-    """
+    """Pickle the graph and its fake inputs; raises exceptions of many kinds where something in it cannot be sent."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
@@ -69,14 +64,9 @@ def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[An
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings of PyTorch that decide how a graph is compiled.
-
-    Attributes:
-        autocast: by kind of device, whether it is on, and its type.
-        flags, attentions: by name; those that this PyTorch has.
-        inductor, functorch: their configuration, as far as it can be sent.
-        device: the current CUDA device, where there is one.
-        threads: number of them for operators on the CPU: loops are written for as many.
+    """Settings that decide how PyTorch compiles a graph; those that this PyTorch has and that can be sent. ``autocast``
+    is by kind of device; ``device`` is the current CUDA device, if there is one; loops are written for as many
+    ``threads``.
     """
 
     autocast: Mapping[str, tuple[bool, torch.dtype]]

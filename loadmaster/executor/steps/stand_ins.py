@@ -1,12 +1,11 @@
 """Models without values, on the meta device or made under ``FakeTensorMode``: a laptop captures what it cannot hold.
 
 Tracing needs a device, since PyTorch derives no gradient on meta for some operators. So every tensor without values has
-a stand-in on the CPU for as long as the trace takes. Nothing writes to it or reads it, and memory that is not touched
-takes no physical memory.
+a stand-in on the CPU while a step is traced. Nothing writes to it or reads it, so it takes no physical memory.
 
 PyTorch turns ``torch.autocast("cuda", torch.bfloat16)`` off where there is no CUDA, with a warning, but keeps its
-dtype. The CPU's autocast of that dtype stands in while a step is traced. The two agree on products and convolutions; on
-a few other operators they do not, so capture what is to train on the GPU itself.
+dtype; the CPU's autocast of that dtype stands in. The two agree on products and convolutions; on a few other operators
+they do not, so capture what is to train on the GPU itself.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ def lacks_values(model: nn.Module, batch: Batch) -> bool:
 
 @contextlib.contextmanager
 def standing_in_for_values(modules: list[nn.Module], batch: Batch, device: str = "cpu") -> Iterator[Batch]:
-    """Give the batch to trace with, and the modules stand-ins inside the block for their tensors without values.
-
-    Args:
-        device: of the stand-ins. On a device other than the CPU, all parameters share one storage, since there even
-            memory that is not touched is taken.
+    """Give the batch to trace with, and the modules stand-ins inside the block for their tensors without values. On
+    devices other than the CPU all parameters share one storage, since there even memory that is not touched is taken.
     """
     made = _StandIns(device)
     with (

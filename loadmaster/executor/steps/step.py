@@ -19,12 +19,8 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Calls:
-    """Rules of calling a step, kept without its model for code that has none.
-
-    Attributes:
-        takes: parameters that the model's ``forward`` takes by keyword.
-        forward: signature of the model's call.
-        has_loss: whether a function of its own computes the loss from the model's output.
+    """Rules of calling a step, kept without its model: what its ``forward`` ``takes`` by keyword, the signature of its
+    call, and whether a function of its own computes the loss from the model's output.
     """
 
     takes: Parameters
@@ -32,19 +28,11 @@ class Calls:
     has_loss: bool
 
     def batch(self, given: AnyBatch) -> Batch:
-        """Turn what a user gives into the batch as the step takes it.
-
-        Raises:
-            InputError: it is not a batch.
-        """
+        """Turn what a user gives into the batch as the step takes it; raises InputError if it is not a batch."""
         return for_model(given, self.takes, has_loss=self.has_loss)
 
     def expect(self, batch: Batch) -> None:
-        """Refuse a batch that the model cannot be called with.
-
-        Raises:
-            InputError: naming what is missing or too much.
-        """
+        """Refuse a batch that the model cannot be called with, by an InputError that names what is wrong."""
         self.forward.expect(*_without_target(batch.args, batch.kwargs, self.takes, self.has_loss))
 
 

@@ -130,7 +130,7 @@ class StepGraph:
 
     Attributes:
         module: the graph module; every node carries its fake result in ``meta["val"]``.
-        forward_outputs: results of the forward pass for its caller: new values of buffers first, then the loss.
+        forward_outputs: new values of buffers first, then the loss.
         backward_outputs: gradients of the inputs, None where an input has none.
         mutated: primals with another value once the forward pass is over (running statistics).
         written: those of them that the forward graph writes itself, in the order of the first forward outputs.
@@ -172,8 +172,9 @@ class StepGraph:
 
     @cached_property
     def outcome(self) -> tuple[Any, ...]:
-        """Loss, and what the model keeps from the step: without new values of buffers that are written to, and inputs
-        handed back as they are (``self.calls += 1``)."""
+        """Loss, and what the model keeps from the step, without new values of buffers that are written to, and without
+        inputs handed back as they are (``self.calls += 1``).
+        """
         values = self.forward_outputs[len(self.mutated) :]
         return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
 

@@ -58,12 +58,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans and allocated bytes of one measured step.
-
-    Attributes:
-        device: what it ran on.
-        spans: in the order in which they started, from 0 on.
-        memory: allocated bytes from a moment (us) on, resident ones included.
+    """Spans of one measured step, in the order in which they started, from 0 on, and allocated bytes (``memory``), each
+    from a moment (us) on, resident ones included.
     """
 
     device: str
@@ -171,13 +167,8 @@ def _levels(changes: Iterable[tuple[int, int]], first_ns: int, resident_bytes: i
 
 
 def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Record every allocation and release of one step, with the Python lines they come from.
-
-    Returns:
-        The result of ``torch.cuda.memory._snapshot()``; pickle it.
-
-    Raises:
-        InputError: the device is not a CUDA device.
+    """Record every allocation and release of one step, with the Python lines they come from, as the result of
+    ``torch.cuda.memory._snapshot()``; pickle it. Raises InputError if the device is not a CUDA device.
     """
     expect_history(device)
     torch.cuda.synchronize(device)
@@ -192,11 +183,7 @@ def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[st
 
 
 def expect_history(device: torch.device) -> None:
-    """Refuse devices whose allocator keeps no history.
-
-    Raises:
-        InputError: the device is not a CUDA device.
-    """
+    """Refuse devices whose allocator keeps no history: raise InputError if it is not a CUDA device."""
     if device.type != "cuda":
         remedy = "Record on CUDA, or look at the planned memory: loadmaster show --snapshot."
         raise InputError("device", str(device), "keeps no history of its memory", remedy)

@@ -37,11 +37,7 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def expect_mode(mode: str) -> None:
-    """Refuse an unknown mode of compilation.
-
-    Raises:
-        InputError: naming the known modes.
-    """
+    """Refuse an unknown mode of compilation, by an InputError that names the known ones."""
     if mode not in get_args(Mode):
         raise InputError("mode", mode, "is unknown", f"Choose one of: {', '.join(get_args(Mode))}.")
 
@@ -128,10 +124,8 @@ def trace(
 ) -> StepGraph:
     """Trace the joint graph of one training step. Nothing of the step runs.
 
-    Args:
-        batch: as a user gives it.
-        passes, noted: as for :func:`compiled`.
-        expect: raises for a graph that does not belong to a step (default: :func:`expect_scalar_loss`).
+    ``passes`` and ``noted`` are as for :func:`compiled`; ``expect`` raises for a graph that does not belong to a step,
+    by default :func:`expect_scalar_loss`.
 
     Raises:
         InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
@@ -169,8 +163,8 @@ def compiled_plainly(
 
     It differs from plain torch.compile in attention's masks, in random numbers, each of which is drawn once, and in
     kernels, which are launched directly from the second step on. Each has a backend of its own, whose halves ``inner``
-    compiles. Dynamo compiles the code after a graph break as functions of the model, and reuses what it once compiled
-    for another caller with the same backend: under the settings of that caller.
+    compiles: after a graph break, Dynamo reuses code that it compiled for another caller with the same backend, under
+    that caller's settings.
     """
     patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
     modules: list[ModuleType] = []
@@ -207,10 +201,8 @@ def _own_call() -> Callable[..., torch.Tensor]:
 
 
 def expect_static_shapes(graph: fx.Graph) -> None:
-    """Refuse a graph in which the bytes of a tensor depend on the data: no plan can count them.
-
-    Raises:
-        InputError: naming the operator and the user's line.
+    """Refuse a graph in which the bytes of a tensor depend on the data, which no plan can count, by an InputError that
+    names the operator and the user's line.
     """
     for node in graph.nodes:
         for tensor in tensors(node.meta.get("val")):
@@ -225,11 +217,7 @@ def expect_static_shapes(graph: fx.Graph) -> None:
 
 
 def expect_scalar_loss(step_graph: StepGraph) -> None:
-    """Refuse a step whose loss is anything but one scalar that is computed.
-
-    Raises:
-        InputError: naming the shape found.
-    """
+    """Refuse a step whose loss is anything but one computed scalar, by an InputError that names the shape found."""
     loss = step_graph.loss
     shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
     if len(step_graph.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
@@ -240,11 +228,7 @@ def expect_scalar_loss(step_graph: StepGraph) -> None:
 
 
 def expect_gradients(step_graph: StepGraph) -> None:
-    """Refuse a step without gradients, and the meta device, where PyTorch silently derives none for some operators.
-
-    Raises:
-        InputError: naming the device or the outputs.
-    """
+    """Refuse, by an InputError, steps without gradients, and meta, where PyTorch derives none for some operators."""
     devices = {t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}
     if "meta" in devices:
         remedy = "Move what is on meta to the device that trains; only capture takes a model without values."

@@ -7,12 +7,10 @@ stream, whose allocator may hand them out again as soon as the wait is queued th
 they write to the tensor whose copy they wait for: that is when its contents are defined, and it keeps compilers from
 dropping them, or moving readers before them.
 
-A host tensor holds the elements of its source in the order of memory, in the layout that ``send`` and ``fetch`` name:
-whatever layout a compiler gives the source, what arrives is what was sent.
-
-One copy stream serves both directions, first in, first out, which is how plans count copies
-(:mod:`loadmaster.models.memory.links`). It also lets a host block be used again without waiting. Tensors that are not
-on a CUDA device are copied at once.
+A host tensor holds the elements of its source in the order of memory, in the layout that ``send`` and ``fetch`` name,
+whatever layout a compiler gives the source. One copy stream serves both directions, first in, first out, which is how
+plans count copies (:mod:`loadmaster.models.memory.links`). It also lets a host block be used again without waiting.
+Tensors that are not on a CUDA device are copied at once.
 """
 
 from __future__ import annotations
@@ -75,10 +73,8 @@ def _wait(copies: dict[int, _Copy], target: Tensor, device: torch.device) -> Non
 
 
 def forget_copies() -> None:
-    """Free what passes that raised hold for copies that may still be under way and that nobody waits for any more.
-
-    A pass that another thread runs at the time loses only the overlap of its copies: its stream waits before they are
-    forgotten.
+    """Free what passes that raised hold for copies that nobody waits for any more. A pass that another thread runs at
+    the time loses only the overlap of its copies: its stream waits before they are forgotten.
     """
     for copies in (_sends, _fetches):
         for address, copy in list(copies.items()):

@@ -35,9 +35,9 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
     """Run steps inside the block without changing the model; gives the gradients that are set aside meanwhile.
 
     After the block, parameters, buffers and inputs have their values and objects again, other tensors of modules are
-    the same objects, gradients set aside are back, and the random generators of the CPU and of the step's device have
-    their old state. Copies are held in host memory, so that the device's peak is the step's own. Hooks on parameters
-    and inputs do not run: they may step an optimizer.
+    the same objects, gradients are back, and the random generators of the CPU and of the step's device have their old
+    state. Copies are held in host memory, so that the device's peak is the step's own. Hooks on parameters and inputs
+    do not run: they may step an optimizer.
     """
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
     copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
@@ -89,10 +89,8 @@ def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
-    """Call the model once; its values, gradients and random numbers stay as they are, except for what it makes.
-
-    Returns:
-        True if the call succeeded. Among ranks nothing is called: the other ranks would have to call it, too.
+    """Call the model once, changing only what it makes then; return whether that succeeded. Among ranks nothing is
+    called: the other ranks would have to call it, too.
     """
     if is_among_ranks():
         return False

@@ -1,7 +1,6 @@
-"""Cache on disk of measurements that spare the next run its own. Nothing depends on its files.
-
-Files are in the user's cache, ``$XDG_CACHE_HOME/loadmaster`` or ``~/.cache/loadmaster``, or where the environment says.
-A file that cannot be read counts as missing; one that cannot be written is left out.
+"""Cache on disk of measurements that spare the next run its own. Nothing depends on its files: one that cannot be read
+counts as missing, one that cannot be written is left out. They are in the user's cache, ``$XDG_CACHE_HOME/loadmaster``
+or ``~/.cache/loadmaster``, or where the environment says.
 """
 
 from __future__ import annotations

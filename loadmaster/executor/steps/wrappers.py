@@ -30,12 +30,9 @@ _SHARD_THE_STEP = (
 
 @dataclass(frozen=True)
 class WrapperBytes:
-    """Bytes that a wrapper adds to one rank's memory, beyond the step's own parameters and gradients.
-
-    Attributes:
-        step_bytes: through the whole step. Negative where sharding the optimizer's state saves more than it costs.
-        forward_bytes: more of it, only until the forward pass is over.
-        end_bytes: more of it, once the backward pass is over.
+    """Bytes that a wrapper adds to one rank's memory, beyond the step's own parameters and gradients: through the whole
+    step (negative where sharding the optimizer's state saves more than it costs), more only until the forward pass is
+    over, and more once the backward pass is over.
     """
 
     step_bytes: int = 0
@@ -46,13 +43,11 @@ class WrapperBytes:
 def wrapper_bytes(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_bytes: int = 0) -> WrapperBytes:
     """Count the bytes that a wrapper around the step of this (unwrapped) model adds on each rank.
 
-    ``ddp`` keeps a bucket for every gradient, which the all-reduce runs on. ``fsdp2``, one group around the whole
-    step, keeps a shard of the parameters and of the optimizer's state; the whole parameters are there during the
-    step, and twice until the forward pass is over, since FSDP2 lets go of the all-gather's result only then. At the
-    end the reduce-scatter takes the place of the whole parameters, and makes a shard of the gradients.
-
-    Raises:
-        InputError: the wrapper is unknown, or ``ranks`` is not positive.
+    ``ddp`` keeps a bucket for every gradient, which the all-reduce runs on. ``fsdp2``, one group around the whole step,
+    keeps a shard of the parameters and of the optimizer's state; the whole parameters are there during the step, and
+    twice until the forward pass is over, since FSDP2 lets go of the all-gather's result only then. At the end the
+    reduce-scatter takes the place of the whole parameters, and makes a shard of the gradients. Raises InputError if the
+    wrapper is unknown, or ``ranks`` is not positive.
     """
     if ranks < 1:
         raise InputError("ranks", ranks, "is not a number of ranks", "Give the ranks that share the batch, 1 or more.")
@@ -83,10 +78,8 @@ def is_among_ranks() -> bool:
 
 
 def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
-    """Return the model if it is wrapped in DistributedDataParallel; else None.
-
-    Raises:
-        InputError: the wrapper casts parameters itself, inside the graph.
+    """Return the model if it is wrapped in DistributedDataParallel; else None. Raises InputError if the wrapper casts
+    parameters itself, inside the graph.
     """
     if not isinstance(model, nn.parallel.DistributedDataParallel):
         return None
@@ -97,10 +90,8 @@ def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 
 def own_module(model: nn.Module) -> nn.Module:
-    """Return the user's own module, without a DistributedDataParallel around the whole of it.
-
-    Raises:
-        InputError: a wrapper or a hook acts inside the step, where no plan can follow it. Names module and remedy.
+    """Return the user's own module, without a DistributedDataParallel around the whole of it. Raises an InputError that
+    names module and remedy if a wrapper or a hook acts inside the step, where no plan can follow it.
     """
     ddp = ddp_of(model)
     own = model if ddp is None else cast(nn.Module, ddp.module)

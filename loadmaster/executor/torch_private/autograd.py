@@ -57,8 +57,6 @@ disable_saved_tensors_hooks: DisableHooks = graph.disable_saved_tensors_hooks
 
 def replace_disable_saved_tensors_hooks(by: DisableHooks) -> None:
     """Replace the function by which ``torch.func`` refuses to run under hooks on saved tensors, for all threads.
-
     Transforms call it by its module. They refuse under any hooks, also those that could step aside, and nothing can be
-    registered that is asked before.
-    """
+    registered that is asked before."""
     graph.disable_saved_tensors_hooks = by  # type: ignore[assignment]

@@ -22,9 +22,7 @@ with needed():
 
 
 def raw_stream(device_index: int) -> int:
-    """Address of the stream that PyTorch launches on now. ``torch.cuda.current_stream`` takes ten times as long.
-
-    CPU builds of PyTorch do not have it.
-    """
+    """Address of the stream that PyTorch launches on now. ``torch.cuda.current_stream`` takes ten times as long. CPU
+    builds of PyTorch do not have it."""
     stream: int = torch._C._cuda_getCurrentRawStream(device_index)
     return stream

@@ -73,11 +73,8 @@ def schema_if_any(target: Any) -> torch._C.FunctionSchema | None:
 
 
 def defining_modules(name: str) -> list[str]:
-    """Names of the modules that define an operator in Python, by ``torch.library``'s records; there is no public list.
-
-    Args:
-        name: with its namespace, "mine::op".
-    """
+    """Names of the modules that define an operator ("mine::op") in Python, by ``torch.library``'s records; there is no
+    public list."""
     found = []
     fake = torch._library.simple_registry.singleton.find(name).fake_impl.kernel
     if fake is not None:

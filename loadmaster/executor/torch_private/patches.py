@@ -2,8 +2,7 @@
 
 Each replacement stands in the module of its idea. Most are set for a block by
 :func:`~loadmaster.executor.steps.one_graph.replaced_attributes.patched`.
-``tests/executor/torch_private/test_workarounds.py`` fails
-when PyTorch no longer needs one.
+``tests/executor/torch_private/test_workarounds.py`` fails when PyTorch no longer needs one.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ class Replaced(NamedTuple):
         attribute: with its owner and module.
         by: module of Loadmaster, below ``loadmaster.executor``, that has the replacement.
         why: what PyTorch does without it.
-        has_test: whether a test fails when it may go. The others need a GPU, several processes or the compiler.
-        optional: whether some versions from 2.11 to 2.14 lack the attribute.
+        has_test: a test fails when it may go. The others need a GPU, several processes or the compiler.
+        optional: some versions from 2.11 to 2.14 lack the attribute.
     """
 
     attribute: str

@@ -22,10 +22,8 @@ def without_sharding(tensor: Tensor) -> Tensor:
 
 
 def replicate_implicitly() -> None:
-    """Have DTensor take plain tensors for replicated ones, from here on.
-
-    ``implicit_replication`` does so for a block only, which is over when the backward pass runs.
-    """
+    """Have DTensor take plain tensors for replicated ones, from here on. ``implicit_replication`` does so for a block
+    only, which is over when the backward pass runs."""
     from torch.distributed.tensor import DTensor
 
     DTensor._op_dispatcher._allow_implicit_replication = True

@@ -39,10 +39,8 @@ rename: Callable[[fx.Node, str], None] = fx.Node._rename
 
 
 def boxed(run: _Function) -> _Function:
-    """Mark a compiled function as one that takes its arguments as one list, which it may empty.
-
-    AOTAutograd asks for this attribute, and otherwise holds all arguments until the function returns.
-    """
+    """Mark a compiled function as one that takes its arguments as one list, which it may empty. AOTAutograd asks for
+    this attribute, and otherwise holds all arguments until the function returns."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 

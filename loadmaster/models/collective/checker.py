@@ -54,7 +54,6 @@ class _Replay:
     Attributes:
         link: [sends] -1 for none.
         row_send, row_chunk: [rows] of the chunks that exist, over links that do.
-        wrong: (send, text) of what is wrong with sends.
         whole_ns: per (chunk, rank) of chunks that reduce, when the rank holds it whole.
         part, part_ns, sent: the sources in the rank's part as bits, when the last of them is in, and parts sent.
     """
@@ -163,11 +162,8 @@ class _Replay:
                 self.wrong.append((int(self.row_send[row]), text))
 
     def _copies(self) -> tuple[IntArray, IntArray]:
-        """Replay the copies of whole values, each from a rank that has it.
-
-        Returns:
-            The (chunk, rank) that hold chunks that do not reduce, as chunk * ranks + rank, and since when.
-        """
+        """Replay copies of whole values, each from a rank that has it. Returns the (chunk, rank) that hold chunks that
+        do not reduce, as chunk * ranks + rank, and since when."""
         ranks, count = self.topology.rank_count, len(self.sends)
         plain = (self.size_bytes[self.row_chunk] > 0) & ~self.reduces[self.row_chunk] & ~self.combines[self.row_send]
         send, chunk = self.row_send[plain], self.row_chunk[plain]
@@ -288,10 +284,7 @@ class _Replay:
             )
 
     def _postcondition(self, keys: IntArray, times: IntArray) -> tuple[int, list[str]]:
-        """Find when the last target holds its chunks, and the targets that do not.
-
-        ``keys``, ``times``: the (chunk, rank) that hold chunks, ascending, and since when.
-        """
+        """Find when the last target holds its chunks, and the targets that do not; ``keys`` ascend: (chunk, rank)."""
         ranks = self.topology.rank_count
         every = itertools.chain.from_iterable(
             (c * ranks + rank for rank in chunk.targets) for c, chunk in enumerate(self.chunks)

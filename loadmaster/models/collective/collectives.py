@@ -41,11 +41,7 @@ ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
 def chunks_of(
     problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form = "direct"
 ) -> tuple[Chunk, ...]:
-    """The chunks of a problem at a size.
-
-    Raises:
-        InputError: the size does not divide into that many chunks, or the form is not of this collective.
-    """
+    """The chunks of a problem at a size; ``InputError``: it does not divide, or the collective has no such form."""
     if form == "gather" and problem.collective not in COMBINING:
         raise InputError("form", form, f"is no form of {problem.collective}", f"It is of {', '.join(COMBINING)}.")
     if problem.collective == "custom":
@@ -78,11 +74,7 @@ def cuts(problem: CollectiveProblem, chunk_count: int, form: Form) -> int:
 
 
 def chunk_bytes(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form = "direct") -> int:
-    """The size of every chunk, of a collective whose chunks are equal.
-
-    Raises:
-        InputError: the size does not divide into that many chunks.
-    """
+    """The size of every chunk, of a collective whose chunks are equal; ``InputError`` if the size does not divide."""
     cut = cuts(problem, chunk_count, form)
     if chunk_count < 1 or size_bytes % cut:
         ranks = problem.topology.rank_count
@@ -137,14 +129,8 @@ def instance_of(
     form: Form = "direct",
     sketch: Sketch | None = None,
 ) -> Instance:
-    """The instance that algorithms of this size, chunk count and form are made for.
-
-    Args:
-        sketch: in place of the problem's own, where the planner tries some.
-
-    Raises:
-        InputError: the size does not divide, or the sketch does not fit the topology.
-    """
+    """The instance that algorithms of this size, chunk count and form are made for; ``sketch`` replaces the problem's
+    own. ``InputError``: the size does not divide, or the sketch does not fit the topology."""
     chunks = chunks_of(problem, size_bytes, chunk_count, form)
     sketch = sketch or problem.sketch
     if sketch is None:

@@ -28,14 +28,9 @@ LARGEST_CHUNK_COUNT = 1 << 18
 
 
 def check_problem(problem: CollectiveProblem) -> None:
-    """Refuse a problem that means nothing.
-
-    Links that do not connect what must meet mean something: the plan says that no schedule exists
-    (:mod:`loadmaster.models.collective.reach`), whether the topology or a sketch lacks them.
-
-    Raises:
-        InputError: naming the field.
-    """
+    """Refuse a problem that means nothing, with an ``InputError`` that names the field. Links that do not connect what
+    must meet mean something: the plan says that no schedule exists (:mod:`loadmaster.models.collective.reach`), whether
+    the topology or a sketch lacks them."""
     count = problem.topology.rank_count
     if count < 2:
         raise InputError("topology.node_of", list(problem.topology.node_of), "names one rank", "Give two or more.")
@@ -161,7 +156,6 @@ def _check_custom(problem: CollectiveProblem) -> None:
 
 
 def _check_sketch(problem: CollectiveProblem) -> None:
-    """The sketch must be one of this topology: whatever makes instances of it refuses what does not fit."""
     if problem.sketch is not None:
         instance_of(problem, problem.sizes_bytes[0], _counts(problem)[0])
 

@@ -25,10 +25,7 @@ Routes = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Hop:
-    """One chunk over one link.
-
-    ``after``: indices of the hops that must have arrived before this one starts, ascending.
-    """
+    """One chunk over one link, once the hops ``after`` (indices, ascending) have arrived."""
 
     chunk: int
     link: int
@@ -36,11 +33,8 @@ class Hop:
 
 
 def hops_of(instance: Instance, routes: Routes) -> tuple[Hop, ...]:
-    """The hops of routes, by chunk and then by link. Chunks of no bytes need none: they are everywhere.
-
-    Raises:
-        InputError: a route is not a tree from the sources over links the chunk may use, or misses a target.
-    """
+    """The hops of routes, by chunk and then by link. Chunks of no bytes need none: they are everywhere. ``InputError``:
+    a route is not a tree from the sources over links the chunk may use, or misses a target."""
     found: list[Hop] = []
     for index, chunk in enumerate(instance.chunks):
         expect_one_target(index, chunk)
@@ -78,7 +72,7 @@ def _waits(instance: Instance, index: int, links: Sequence[int]) -> Mapping[int,
 
 
 def expect_one_target(index: int, chunk: Chunk) -> None:
-    """Refuse a sum with several targets. Raises InputError: it is one."""
+    """Refuse a sum with several targets, with an ``InputError``."""
     if chunk.goes_on:
         raise InputError(
             f"chunks[{index}].targets",
@@ -89,10 +83,8 @@ def expect_one_target(index: int, chunk: Chunk) -> None:
 
 
 def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
-    """Place of the first pair of the orbit of each (chunk, link) under the instance's generators.
-
-    Two pairs of an orbit start together in every symmetric schedule. None where an image is missing.
-    """
+    """Place of the first pair of the orbit of each (chunk, link) under the generators; None where an image is missing.
+    Two pairs of an orbit start together in every symmetric schedule."""
     topology, present = instance.topology, set(pairs)
     for symmetry in instance.generators:
         for chunk, k in pairs:

@@ -21,7 +21,6 @@ class Chunk:
     Attributes:
         sources: ranks that have it at the start; where it ``reduces``, those that have a part of the sum.
         targets: ranks that must have it, whole, at the end.
-        reduces: it is the sum of the parts of all sources.
         senders: the only ranks that may send it to another node; None: any.
     """
 
@@ -44,10 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Symmetry:
-    """An automorphism: a permutation of ranks, and of chunks, that maps the instance onto itself.
-
-    ``ranks[r]`` is where rank r goes, ``chunks[c]`` where chunk c goes.
-    """
+    """An automorphism: maps the instance onto itself, rank r to ``ranks[r]`` and chunk c to ``chunks[c]``."""
 
     ranks: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -59,8 +55,8 @@ class Instance:
 
     Attributes:
         generators: verified symmetries; a planner may look for schedules that have them all.
-        connections: per switch of the topology, the wish for the number of links in use: +1 few (uc-min), -1 many
-            (uc-max), 0 none (free).
+        connections: per switch, the wish for the number of links in use: +1 few (uc-min), -1 many (uc-max), 0 none
+            (free).
     """
 
     topology: Topology

@@ -2,9 +2,8 @@
 
 With each chunk's links limited to those of its route this is exact scheduling of fixed routes in any order; with all
 its links it is routing and scheduling at once. Every message carries one chunk. For solvers that know intervals.
-
-Source: [Shah23], section 5.5 (the variables and what a schedule must keep to); its two steps and
-the orders between them are one here, since intervals need no order fixed beforehand.
+Source: [Shah23], section 5.5 (the variables and what a schedule must keep to); its two steps and the orders between
+them are one here, since intervals need no order fixed beforehand.
 
 Sets: chunks c of at least one byte; links k = (u, v) that c may use and over which, by shortest times, it can still be
 where it must be by ``horizon_ns``. A chunk that is copied goes away from its sources, each other rank getting it once.
@@ -28,9 +27,8 @@ Minimize time (5.1) subject to
        without an order) - `take_turns`
 
 Implications are rows with the smallest M that makes them empty: the width of the columns' own windows. A transfer of no
-time counts as one nanosecond, so that no chunk turns in circles.
-
-Hops of one orbit (:mod:`loadmaster.models.collective.hops`) share their columns; those that collide are left out.
+time counts as one nanosecond, so that no chunk turns in circles. Hops of one orbit
+(:mod:`loadmaster.models.collective.hops`) share their columns; those that collide are left out.
 """
 
 from __future__ import annotations
@@ -57,11 +55,9 @@ class IntervalVariables:
 
     Attributes:
         windows: by (chunk, link) considered, earliest and latest start.
-        pairs: the (chunk, link) considered but those that collide; ``own`` of them have columns, the others are their
-            images.
+        pairs: the (chunk, link) but those that collide; ``own`` of them have columns, the others are their images.
         place: of each of ``pairs``, where its columns are in those of ``own``.
-        own_ranks: the (chunk, rank) that have columns.
-        used, send, start, time: the columns; ``used`` and ``send`` of ``own``, ``start`` of ``own_ranks``.
+        used, send, start: the columns; ``used`` and ``send`` of ``own``, ``start`` of ``own_ranks``, (chunk, rank).
         latest_start: the upper bound of each column of ``start``.
     """
 
@@ -208,16 +204,9 @@ class IntervalSchedule:
 def formulate(
     instance: Instance, *, horizon_ns: int, bound_ns: int = 0, routes: Routes | None = None
 ) -> IntervalSchedule:
-    """The program of an instance.
-
-    Args:
-        routes: per chunk, the links it may use; None: all that the instance lets it use.
-        horizon_ns: only schedules that end by then are looked for.
-        bound_ns: no schedule ends before then (proved elsewhere).
-
-    Raises:
-        InputError: a sum has several targets.
-    """
+    """The program of an instance, for schedules that end by ``horizon_ns``; it is proved that none ends before
+    ``bound_ns``. ``routes``: per chunk, the links it may use; None: all that it may. ``InputError``: a sum has several
+    targets."""
     for index, chunk in enumerate(instance.chunks):
         expect_one_target(index, chunk)
     b = ProgramBuilder()

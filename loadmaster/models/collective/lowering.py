@@ -1,12 +1,9 @@
 """An algorithm as messages with their dependencies: what executors run and exporters write.
 
 Message i of the global order may leave once every message it ``waits_for`` has arrived at its source. All ranks agree
-on the order, which is by start time: waiting along it never deadlocks.
-
-Source: [Shah23], section 5.6.2 (dependency insertion).
-
-Places of an algorithm's chunks in each rank's input and output, for whoever runs or exports it. Offsets are bytes. A
-rank that only passes a chunk on holds it in scratch, which is the executor's business.
+on the order, which is by start time: waiting along it never deadlocks. A layout gives the places of chunks in each
+rank's input and output, in bytes. A rank that only passes a chunk on holds it in scratch, which is the executor's
+business. Source: [Shah23], section 5.6.2 (dependency insertion).
 """
 
 from __future__ import annotations
@@ -47,11 +44,8 @@ class Layout:
 
 
 def layout(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form) -> Layout:
-    """The buffers of one algorithm.
-
-    Chunks that a rank starts with, by number, fill its input; chunks that it must end with, by number, fill its output.
-    That is the order of every collective in ``torch.distributed``.
-    """
+    """The buffers of one algorithm: inputs and outputs are filled with their chunks by number. That is the order of
+    every collective in ``torch.distributed``."""
     chunks = chunks_of(problem, size_bytes, chunk_count, form)
     ranks = range(problem.topology.rank_count)
     inputs, input_bytes = zip(*(_packed(chunks, [r in c.sources for c in chunks]) for r in ranks), strict=True)
@@ -88,13 +82,8 @@ def _sums(chunks: tuple[Chunk, ...], rank: int) -> tuple[Sum, ...]:
 
 @dataclass(frozen=True)
 class Message:
-    """One send, with what it needs.
-
-    Attributes:
-        index: place in the global order.
-        waits_for: indices of the messages to ``source`` that carry any of its chunks and come before it; ascending.
-        level: length of the longest chain of messages that it waits for.
-    """
+    """One send, at place ``index`` of the global order. ``waits_for``: indices of the earlier messages to ``source``
+    that carry any of its chunks, ascending. ``level``: length of the longest chain of messages that it waits for."""
 
     index: int
     source: int

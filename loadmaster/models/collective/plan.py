@@ -73,14 +73,9 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """The reason why no schedule exists: chunks that cannot reach a rank, and the cut that keeps them from it.
-
-    Attributes:
-        chunk: index of the first such chunk, in the first chunk count tried.
-        rank: a target it cannot reach.
-        reached: the ranks it can reach, ascending: no usable link leaves this set.
-        why: in words, with the remedy.
-    """
+    """The reason, ``why``, that no schedule exists: chunks that cannot reach a rank, and the cut that keeps them from
+    it. ``chunk`` is the first such chunk, in the first chunk count tried; ``rank`` a target it cannot reach;
+    ``reached``, ascending, the ranks it can: no usable link leaves this set."""
 
     chunk: Index
     rank: Rank
@@ -90,12 +85,8 @@ class Unreachable:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CollectivePlan(Plan):
-    """A checked answer to a collective problem.
-
-    Attributes:
-        objective, bound, gap: of the times of all algorithms together.
-        algorithms: by size, ascending; empty when infeasible.
-    """
+    """A checked answer to a collective problem. Its objective, bound and gap are of the times of all algorithms
+    together. ``algorithms`` ascend by size; there are none when it is infeasible."""
 
     algorithms: tuple[Algorithm, ...] = ()
     infeasibility: Unreachable | None = None

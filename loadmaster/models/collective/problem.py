@@ -50,8 +50,8 @@ class Sketch:
 
     Attributes:
         switches: links within a node are those through these switches; empty: all that the topology has.
-        internode: to which local ranks of another node each local rank sends; ranks that are missing do not send.
-            None: every link between nodes.
+        internode: to which local ranks of another node each local rank sends; ranks that are missing do not send. None:
+            every link between nodes.
         relays: the local rank through which chunks that start at a local rank leave the node. Empty: any.
         beta_split: each sender gets 1/n of the bandwidth of its links between nodes.
         symmetry: (offset, group): ranks rotate by offset within groups of that many consecutive global ranks.
@@ -75,8 +75,8 @@ class CollectiveProblem(ShownProblem):
 
     Attributes:
         topology: the physical one; a sketch cuts it down.
-        sizes_bytes: of the largest buffer of a rank, one or more, ascending (see
-            :mod:`loadmaster.models.collective.collectives`). ``alltoallv`` and ``custom`` have one: the sum of chunks.
+        sizes_bytes: of the largest buffer of a rank, ascending (see :mod:`loadmaster.models.collective.collectives`).
+            ``alltoallv`` and ``custom`` have one: the sum of chunks.
         chunk_counts: parts of each rank's piece to try; empty: the planner's choice.
         root: of broadcast, reduce, scatter and gather.
         pair_bytes: ``alltoallv``: bytes from each rank (row) to each rank (column).

@@ -52,10 +52,8 @@ MOST_FLOW_LINKS = 20_000
 
 
 def throughput_bound_ns(instance: Instance, over: Callable[[], bool] = lambda: False) -> int:
-    """Lower bound with the chunks cut into however many parts. ``NEVER``: no schedule exists.
-
-    ``over``: returns whether the time for it is up; the best so far is a bound, too.
-    """
+    """Lower bound with the chunks cut into however many parts. ``NEVER``: no schedule exists. ``over``: the time is
+    up."""
     network = Network(instance)
     best = Fraction(0)
     if len(network.used_links) <= MOST_FLOW_LINKS:
@@ -90,11 +88,9 @@ def _sends(network: Network, rank: int) -> Mapping[tuple[int, ...], int]:
 
 
 def _graph(network: Network, backwards: bool) -> nx.DiGraph:
-    """Ranks and resources as nodes, ``speed`` on edges that have a capacity; all edges turned where ``backwards``.
-
-    A link is a way through its resources, one after another. Where all resources of some links lead to all others, as
-    through a switch, they meet in one node in between. Both only let more through.
-    """
+    """Ranks and resources as nodes, ``speed`` on edges that have a capacity; all edges turned where ``backwards``. A
+    link is a way through its resources, one after another. Where all resources of some links lead to all others, as
+    through a switch, they meet in one node in between. Both only let more through."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(network.rank_count))
     speed: dict[int, int] = {}
@@ -133,10 +129,7 @@ def _graph(network: Network, backwards: bool) -> nx.DiGraph:
 
 
 def _least_time(graph: nx.DiGraph, rank: int, needs: Mapping[tuple[int, ...], int], start: Fraction) -> Fraction:
-    """The least T, not below ``start``, in which a rank can have what it needs.
-
-    ``needs``: bytes, by the ranks of which any has them.
-    """
+    """The least T, not below ``start``, in which a rank can have the bytes it needs, by the ranks that have them."""
     needed = sum(needs.values())
     time = start
     flow = graph.copy()
@@ -171,14 +164,9 @@ ROUTING = "routing relaxation"
 
 @dataclass(frozen=True)
 class FormProof:
-    """The proof for all algorithms of one form.
-
-    Attributes:
-        instance: its chunks, in the least number that may be asked for.
-        divisible: the bound holds for these chunks cut into any number of parts.
-        bound: of all numbers of chunks.
-        throughput_ns: by bandwidth alone.
-    """
+    """The proof for all algorithms of one form: ``bound`` for all numbers of chunks, ``throughput_ns`` by bandwidth
+    alone. ``instance``: its chunks, in the least number that may be asked for. ``divisible``: the bound holds for these
+    chunks cut into any number of parts."""
 
     form: Form
     instance: Instance
@@ -216,16 +204,8 @@ class Proof:
 
 
 def prove(problem: CollectiveProblem, size_bytes: int, over: Callable[[], bool] = lambda: False) -> Proof:
-    """The proof of a problem at a size, by combinatorial bounds.
-
-    Of a later form it is enough that its bound is not below that of the first.
-
-    Args:
-        over: whether the time for it is up; what is proved by then holds.
-
-    Raises:
-        InputError: the size does not divide into the chunks asked for.
-    """
+    """The proof of a problem at a size, by combinatorial bounds; once ``over``, what is proved by then holds. Of a
+    later form it is enough that its bound is not below the first's. ``InputError``: the size does not divide."""
     forms: list[FormProof] = []
     for form in forms_of(problem):
         enough_ns = min((found.bound.ns for found in forms), default=NEVER)

@@ -14,11 +14,8 @@ _SHOWN = 8
 
 
 def unreachable(instance: Instance) -> Unreachable | None:
-    """The first chunk that cannot reach one of its targets, with the cut; None: a schedule exists.
-
-    A sum needs a rank that each of its parts can reach, and from which the whole reaches each of its targets. A chunk
-    of no bytes is everywhere.
-    """
+    """The first chunk that cannot reach one of its targets, with the cut; None: a schedule exists. A sum needs a rank
+    that each part can reach, and from which the whole reaches each target. Chunks of no bytes are everywhere."""
     reach = Reach(instance)
     for index, chunk in enumerate(instance.chunks):
         if not chunk.size_bytes:

@@ -56,14 +56,9 @@ _TOLERANCE = 1e-6
 
 
 class RoutingBoundVariables:
-    """The variables of one program, and the sets and figures that its rows are written from.
-
-    Attributes:
-        chunk, link: c and k of every x [pairs].
-        beside_ns: head + message + tail of each [pairs].
-        time, taken: the columns of time, and of x [pairs].
-        of_chunk: the pairs of the first chunk of each orbit.
-    """
+    """The variables of one program, and the sets and figures that its rows are written from. ``chunk``, ``link``: c and
+    k of every x [pairs]; ``beside_ns``: head + message + tail of each [pairs]. ``time``, ``taken``: the columns of
+    time, and of x [pairs]. ``of_chunk``: the pairs of the first chunk of each orbit."""
 
     def __init__(
         self, b: ProgramBuilder, instance: Instance, known_ns: int, within_ns: int | None, *, divisible: bool
@@ -126,10 +121,7 @@ class RoutingBound:
     variables: RoutingBoundVariables
 
     def proved_ns(self, value: float | None) -> int:
-        """Least time of every schedule that a value of the program proves.
-
-        ``value``: a bound of the program, as its solver reports; None: it has no solution.
-        """
+        """Least time of every schedule that a bound of the program proves; None: it has no solution."""
         v = self.variables
         if value is None:
             return NEVER if v.within_ns is None else v.within_ns
@@ -140,16 +132,8 @@ class RoutingBound:
 def formulate(
     instance: Instance, known_ns: int, within_ns: int | None = None, *, divisible: bool = False
 ) -> RoutingBound:
-    """The relaxation of an instance.
-
-    Args:
-        known_ns: a proved bound, from :func:`loadmaster.models.collective.bounds.lower_bound`.
-        within_ns: the time of a known schedule; None: all links count.
-        divisible: chunks may be cut into any number of parts.
-
-    Raises:
-        InputError: the instance combines.
-    """
+    """The relaxation of an instance; ``known_ns`` is proved by :func:`loadmaster.models.collective.bounds.lower_bound`.
+    ``within_ns``: the time of a known schedule; None: all links count. ``InputError``: the instance combines."""
     if instance.combines:
         raise InputError("chunks", "sums", "are not routed", "Bound the reversed instance, or form 'gather'.")
     b = ProgramBuilder()

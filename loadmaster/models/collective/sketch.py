@@ -46,11 +46,8 @@ def local_ranks(topology: Topology) -> tuple[int, ...]:
 
 
 def logical_topology(topology: Topology, sketch: Sketch) -> Topology:
-    """The links that a sketch leaves, with the resources that they hold.
-
-    Raises:
-        InputError: it names ranks, links or bandwidth that the topology does not have.
-    """
+    """The links that a sketch leaves, with the resources that they hold. ``InputError``: it names ranks, links or
+    bandwidth that the topology does not have."""
     local = local_ranks(topology)
     _expect_local_ranks(sketch, max(local) + 1)
     if sketch.internode is None and not sketch.switches and not sketch.beta_split:
@@ -84,11 +81,9 @@ def connections(topology: Topology, sketch: Sketch) -> tuple[int, ...]:
 
 
 def with_senders(topology: Topology, sketch: Sketch, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
-    """The chunks, each with the ranks that may send it to another node.
-
-    A chunk that starts at local rank i leaves a node, its own or one that it came through, by the local rank
-    ``relays[i]`` only. Sums start everywhere and are not bound; neither are chunks of ranks without an entry.
-    """
+    """The chunks, each with the ranks that may send it to another node. A chunk that starts at local rank i leaves a
+    node, its own or one that it came through, by the local rank ``relays[i]`` only. Sums start everywhere and are not
+    bound; neither are chunks of ranks without an entry."""
     if not sketch.relays:
         return tuple(chunks)
     local = local_ranks(topology)
@@ -107,10 +102,8 @@ def with_senders(topology: Topology, sketch: Sketch, chunks: Sequence[Chunk]) ->
 
 
 def lanes_per_nic(topology: Topology, internode: Mapping[int, Sequence[int]]) -> dict[int, float]:
-    """The beta split of TACCL's solver: per sender, how many (sender, receiver) pairs share the NICs it uses.
-
-    Empty where none shares: the split is 1 then.
-    """
+    """The beta split of TACCL's solver: per sender, how many (sender, receiver) pairs share its NICs; empty if none
+    do."""
     local = local_ranks(topology)
     users: dict[int, set[LanePair]] = {}
     held: dict[int, set[int]] = {}
@@ -125,8 +118,6 @@ def lanes_per_nic(topology: Topology, internode: Mapping[int, Sequence[int]]) ->
 
 
 def _expect_local_ranks(sketch: Sketch, count: int) -> None:
-    """Refuse ranks that no node has."""
-
     def expect(field: str, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if not 0 <= rank < count:
@@ -176,7 +167,6 @@ def _switches(
 
 
 def _expect_internode(topology: Topology, sketch: Sketch, links: Sequence[Link], local: Sequence[int]) -> None:
-    """Refuse a pair of sender and receiver without a link."""
     there = {(local[link.source], local[link.target]) for link in links if topology.crosses(link)}
     for sender, receivers in (sketch.internode or {}).items():
         for receiver in receivers:

@@ -38,10 +38,8 @@ def _recompute(problem: CollectiveProblem, plan: CollectivePlan, verdict: PlanCh
 
 
 def _algorithm(problem: CollectiveProblem, algorithm: Algorithm, check: CollectiveCheck) -> dict[str, Any]:
-    """Recompute what follows for one algorithm: its time, and its bounds where they are soon proved again.
-
-    It leaves out what a solver proved of a form, and the least of the forms once that is better.
-    """
+    """Recompute what follows for one algorithm: its time, and its bounds where they are soon proved again. It leaves
+    out what a solver proved of a form, and the least of the forms once that is better."""
     found: dict[str, Any] = {"time_ns": check.time_ns}
     if algorithm.bound_by == NOTHING_YET:
         return {**found, "bound_ns": 0, "throughput_bound_ns": 0, "bound_by": NOTHING_YET}

@@ -50,16 +50,9 @@ from loadmaster.solvers.solution import Solution
 
 
 class StepVariables:
-    """The variables of one program, and the sets that its rows are written from.
-
-    Attributes:
-        steps: R.
-        triples: (c, k, s) of every ``sent``, s from 0.
-        length: [steps] columns.
-        sent: [triples] columns.
-        used: (k, s) to column.
-        of_pair: (c, rank) to the places of triples into it, for the first chunk of each orbit.
-    """
+    """The variables of one program, and the sets that its rows are written from. ``steps``: R. ``triples``: (c, k, s)
+    of every ``sent``, s from 0. ``length`` [steps] and ``sent`` [triples] are columns; ``used``: (k, s) to column.
+    ``of_pair``: (c, rank) to the places of triples into it, for the first chunk of each orbit."""
 
     def __init__(self, b: ProgramBuilder, instance: Instance, steps: int, usable: Sequence[Sequence[int]]) -> None:
         self.instance, self.steps = instance, steps
@@ -115,14 +108,8 @@ def least_steps(instance: Instance, usable: Sequence[Sequence[int]]) -> int:
 
 
 def formulate(instance: Instance, steps: int, usable: Sequence[Sequence[int]] | None = None) -> StepSchedule:
-    """The program of an instance.
-
-    Args:
-        usable: per chunk the links it may use; None: as the instance says.
-
-    Raises:
-        InputError: the instance combines.
-    """
+    """The program of an instance; ``usable``: per chunk, its links; None: the instance's. ``InputError``: it
+    combines."""
     if instance.combines:
         raise InputError("chunks", "sums", "are not sent in steps", "Give the reversed instance.")
     b = ProgramBuilder()

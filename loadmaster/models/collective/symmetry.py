@@ -54,11 +54,7 @@ def closure(generators: Sequence[Symmetry], rank_count: int, chunk_count: int) -
 
 
 def expect_automorphism(instance: Instance, symmetry: Symmetry, field: str) -> None:
-    """Refuse a generator that is not an automorphism.
-
-    Raises:
-        InputError: naming the link, resource or chunk and the image that breaks it.
-    """
+    """Refuse a generator that is no automorphism: ``InputError`` names the link, resource or chunk that breaks it."""
     why = breaks_topology(instance.topology, symmetry.ranks) or breaks_chunks(instance.chunks, symmetry)
     if why:
         raise InputError(
@@ -134,14 +130,9 @@ def chunk_images(
 ) -> tuple[int, ...]:
     """Image of each chunk when ranks move: the chunk with the images of its sources, targets and senders.
 
-    Of several such, the j-th of one rank's goes to the j-th of the other's.
-
-    Args:
-        owners: a rank for each chunk, which must go along, where sources and targets do not tell chunks apart (the
-            pieces of an AllReduce).
-
-    Raises:
-        InputError: a chunk has no image.
+    Of several such, the j-th of one rank's goes to the j-th of the other's. ``owners``: a rank for each chunk, which
+    must go along, where sources and targets do not tell chunks apart (the pieces of an AllReduce). ``InputError``: a
+    chunk has no image.
     """
     moved: dict[tuple[int, ...], frozenset[int]] = {}
 
@@ -179,11 +170,7 @@ def chunk_images(
 def generator(
     instance: Instance, offset: int, group: int, owners: Sequence[int] | None = None, field: str = "sketch.symmetry"
 ) -> Symmetry:
-    """A rotation as a verified symmetry of an instance.
-
-    Raises:
-        InputError: it is not a symmetry; the message names the pair that breaks it.
-    """
+    """A rotation as a verified symmetry of an instance; an ``InputError`` names the pair that breaks it."""
     ranks = rotation(instance.topology.rank_count, offset, group, field)
     symmetry = Symmetry(ranks, chunk_images(instance.chunks, ranks, owners, field))
     expect_automorphism(instance, symmetry, field)
@@ -252,7 +239,6 @@ class Aliases:
 
 
 def _numbered(images: Iterator[IntArray]) -> IntArray:
-    """Numbers of the least images."""
     least = next(images)
     for image in images:
         least = np.minimum(least, image)

@@ -17,13 +17,7 @@ IntArray = NDArray[np.int64]
 
 
 class Journey(NamedTuple):
-    """One send in the replay.
-
-    Attributes:
-        link: index into the links of the check's topology.
-        busy_until_ns: all resources of the link are held from the send's start until then.
-        arrives_ns: when its chunks are on the target.
-    """
+    """One send in the replay: its link's index, until when it holds the link's resources, and when it has arrived."""
 
     send: Send
     link: int
@@ -37,8 +31,8 @@ class CollectiveCheck:
 
     Attributes:
         violations: in words, empty when ok.
-        topology: what the schedule is for: the problem's, as far as its sketch leaves it; the links and resources of
-            the journeys are of this one.
+        topology: the problem's, as far as its sketch leaves it; the links and resources of the journeys are of this
+            one.
         time_ns: when the last chunk is where it must be; of chunks that never get there nothing is counted.
         sends: those over links that exist, by start, then source, then target.
         links, busy_until_ns, arrives_ns: of each of them, see :class:`Journey`.
@@ -88,13 +82,8 @@ class CollectiveCheck:
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """The verdict on a plan.
-
-    Attributes:
-        ok: no violation, of any algorithm or of the table.
-        violations: in words; those of an algorithm name its size.
-        algorithms: the verdict on each algorithm of the table whose size and chunk count make an instance, in order.
-    """
+    """The verdict on a plan. A violation of an algorithm names its size; others are of the table. ``algorithms``: the
+    verdict on each algorithm of the table whose size and chunk count make an instance, in order."""
 
     ok: bool
     violations: tuple[str, ...]

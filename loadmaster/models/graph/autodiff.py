@@ -24,14 +24,11 @@ from loadmaster.models.graph.spaces import Space
 
 
 def with_backward(program: Program, of: Sequence[int] | None = None) -> Program:
-    """Extend a program by its backward pass: each output has a ``gradient`` given, each value of ``of`` gets one.
-
-    Args:
-        of: numbers of features and parameters; None: all parameters, and the features of nodes and edges.
+    """Extend a program by its backward pass: each output has a ``gradient`` given, each of the features and parameters
+    numbered in ``of`` gets one. None: all parameters, and the features of nodes and edges.
 
     Raises:
-        InputError: the program has a backward pass, an output is not a value of nodes, or something else than a feature
-            or parameter is named.
+        InputError: the program has a backward pass, an output is not a value of nodes, or something else is in ``of``.
     """
     if program.forward_count != len(program.values):
         raise InputError("program", "given", "has a backward pass already", "Give the forward pass.")
@@ -74,7 +71,6 @@ class _Backward:
         return found if self.space(found) == self.space(n) else self.op("spread", found, space=self.space(n))
 
     def _on_the_way(self) -> set[int]:
-        """Numbers of the values that depend on a wanted value."""
         found = set(self.wanted)
         for n, value in enumerate(self.forward.values):
             if found.intersection(value.inputs):
@@ -82,11 +78,9 @@ class _Backward:
         return found
 
     def add_term(self, n: int, gradient: int) -> None:
-        """Add one more term to a value's gradient."""
         self.found[n] = gradient if n not in self.found else self.op("add", self.found[n], gradient)
 
     def op(self, op: str, *inputs: int, **more: Any) -> int:
-        """Add a value to the program by its operator; return its number."""
         return self.b.made(op, *inputs, **more)
 
     def space(self, n: int) -> Space:
@@ -112,8 +106,6 @@ Made = Callable[[_Backward, int, Value, int, int], int]
 
 
 def _given(made: Made) -> Backward:
-    """Rule of an operator with one input, whose gradient is made in the rows of the value."""
-
     def rule(b: _Backward, n: int, value: Value, g: int) -> None:
         (x,) = value.inputs
         b.give(x, made(b, n, value, g, x), b.space(n))
@@ -127,8 +119,6 @@ def _map(slope: Callable[[_Backward, int, Value, int], int]) -> Backward:
 
 
 def _view(made: Made) -> Backward:
-    """Rule of a view, whose gradient is a view of the value's."""
-
     def rule(b: _Backward, n: int, value: Value, g: int) -> None:
         (x,) = value.inputs
         b.add_term(x, made(b, n, value, g, x))

@@ -42,11 +42,7 @@ _REPEATS = ("repeat_heads", "repeat_last", "pad")
 
 
 def optional(program: Program, *, by_time_alone: bool) -> frozenset[int]:
-    """Numbers of the values that may be kept.
-
-    Args:
-        by_time_alone: whether (D2) and (D3) count, too.
-    """
+    """Numbers of the values that may be kept; by time alone, (D2) and (D3) leave out more."""
     must = required(program)
     rows = _in_rows_of_products(program)
     found = {
@@ -114,7 +110,6 @@ def _only_reader(program: Program, n: int) -> int:
 
 
 def _readers(program: Program, n: int) -> set[int]:
-    """Values made from a value, views looked through."""
     found: set[int] = set()
     for reader in program.readers[n]:
         if OPERATORS[program.values[reader].op].sort == "view":
@@ -148,12 +143,7 @@ def _others_below(program: Program, n: int) -> set[int]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Kernel that a schedule may contain, for the integer program.
-
-    Attributes:
-        reads: values that others keep.
-        inline: values that could be kept, and are not where the candidate is taken.
-    """
+    """Kernel that a schedule may contain; it ``reads`` what others keep, and makes ``inline`` what could be kept."""
 
     kernel: Kernel
     time_us: float
@@ -163,11 +153,7 @@ class Candidate:
 
 @dataclass
 class Candidates:
-    """Candidates of one program.
-
-    Attributes:
-        are_all: False if some were left out because they were too many.
-    """
+    """Candidates of one program; ``are_all`` is False if some were left out because they were too many."""
 
     program: Program
     must: frozenset[int]
@@ -199,11 +185,7 @@ class Candidates:
 
 
 def candidates(costs: Costs, *, by_time_alone: bool) -> Candidates:
-    """Enumerate the candidate kernels of a program.
-
-    Args:
-        by_time_alone: whether only time counts: then fewer values are worth keeping.
-    """
+    """Enumerate the candidate kernels of a program; where time alone counts, fewer values are worth keeping."""
     program = costs.program
     must, may = required(program), optional(program, by_time_alone=by_time_alone)
     making = _Making(costs, must, may)
@@ -240,7 +222,6 @@ class _Making:
             yield from self._some((), values, MOST_STORES[template_of(self.program, values[0])])
 
     def _some(self, always: tuple[int, ...], others: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
-        """Iterate over sets of values that one kernel can store: ``always``, and some of ``others``."""
         for size in range(0 if always else 1, most - len(always) + 1):
             for some in itertools.combinations(others, size):
                 if self._fits_one_kernel({*always, *some}):

@@ -35,13 +35,8 @@ from loadmaster.models.units import show_bytes
 
 @dataclass(frozen=True)
 class GraphCheck:
-    """Verdict on a graph plan, with the figures of the replay.
-
-    Attributes:
-        violations: in words, empty when the plan holds.
-        peak_bytes, peak_at: highest bytes in memory, and the kernel that runs then.
-        kernels_us, gather_us: the two parts of the step.
-    """
+    """Verdict on a graph plan, with the figures of the replay: the highest bytes in memory and the kernel that runs
+    then, and the two parts of the step, kernels and gathers. ``violations`` are in words, empty when the plan holds."""
 
     violations: tuple[str, ...]
     objective: float
@@ -55,7 +50,7 @@ class GraphCheck:
 
     @property
     def ok(self) -> bool:
-        """True if the plan holds: there are no violations."""
+        """True if there are no violations."""
         return not self.violations
 
     def summary(self) -> dict[str, object]:
@@ -65,11 +60,7 @@ class GraphCheck:
 
 
 def check_plan(problem: GraphProblem, plan: GraphPlan) -> GraphCheck:
-    """Check a graph plan against its problem.
-
-    Raises:
-        InputError: the plan is of another problem, or infeasible.
-    """
+    """Check a graph plan against its problem; raise InputError for a plan of another problem, or an infeasible one."""
     expect_problem(plan.problem_sha256, problem.sha256)
     if plan.program is None or plan.schedule is None:
         raise InputError("status", plan.status, "there is no schedule", "Check a plan that was found.")
@@ -122,7 +113,6 @@ def check(
 
 
 def _order(problem: GraphProblem, choices: Mapping[str, str], program: Program) -> list[str]:
-    """Check (G1), and return the violation, if any."""
     for order in orders(problem.program):
         if dict(order.choices) == dict(choices):
             same = _unnamed(problem.step(order.program)) == _unnamed(program)

@@ -98,8 +98,7 @@ class Costs:
         return size * self._reading.cold(size)
 
     def fastest(self, kernel: Kernel, need: Need) -> tuple[Kernel, float]:
-        """Cut a kernel into those of the device's tiles that take least time; return it with that time. Among equal
-        ones the cut by rule is taken."""
+        """Cut a kernel into the device's tiles that take least time, and return the time; of equal ones, by rule."""
         of, parts = self._by_tile(kernel, need), _COUNTED.get(kernel.template, ())
         different: dict[tuple[int, ...], Tile] = {}
         for tile in self.hardware.tiles.of(kernel.template).from_(kernel.tile):
@@ -112,7 +111,6 @@ class Costs:
         return self._by_tile(kernel, need)(kernel.tile)
 
     def _by_tile(self, kernel: Kernel, need: Need) -> Callable[[Tile], Work]:
-        """Work of a kernel as a function of its tile."""
         stored = sum(self.value_bytes(n) for n in kernel.stores)
         dram, cache = self._reading.bytes(kernel, need)
         found = Work(dram + sum(map(self.cold_bytes, kernel.stores)), cache + stored, stored)
@@ -197,9 +195,8 @@ def _padded(types: Iterable[int], tile: int) -> tuple[int, int]:
 def least_us(costs: Costs) -> float:
     """Lower bound of the time of all schedules of a program, us, without looking at schedules.
 
-    Every product through a weight, every gradient of a weight and every product of weights has a kernel of its own: it
-    takes at least the time of storing its result and of its products, and a launch. Aggregates share kernels, so each
-    pays for what it stores and for its part of a launch. Everything else that is read or stored comes on top.
+    Products, gradients of weights and folds have a kernel each: at least the time of its result, its products and a
+    launch. Aggregates share kernels, so each pays for what it stores and for its part of a launch.
     """
     program, hardware = costs.program, costs.hardware
     found = 0.0

@@ -30,11 +30,9 @@ NARROW_WARPS = 8  # where rows are short: more of them wait for memory at a time
 
 @dataclass(frozen=True)
 class Cut:
-    """Cut of a traversal on one graph.
+    """Cut of a traversal on one graph: rows and slots of a program of short rows, slots of a program of a chunk.
 
     Attributes:
-        rows, slots: of a program that takes short rows.
-        chunk_slots: rows that a program of a chunk takes at once.
         bound: length of the longest row that is not cut; 0: all are cut, None: none is.
         by_length: whether rows are taken in the order of their lengths.
     """
@@ -80,7 +78,6 @@ def cut_of(tile: Tile, widest: int, to: Space, over_rows: int, to_rows: int, lon
 
 
 def _bound(widest: int, slots: int, steps: int) -> int:
-    """Length of the longest row that is not cut."""
     return max(LEAST_BOUND, min(2048, CUT_NUMBERS // widest, steps * slots))
 
 

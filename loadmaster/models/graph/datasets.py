@@ -23,12 +23,7 @@ _MOST_OF_A_TYPE = 0.95
 
 @dataclass(frozen=True)
 class DataSet:
-    """Sizes of a data set's graph.
-
-    Attributes:
-        types: shares of the nodes by type.
-        compaction: pairs of source and relation for each edge.
-    """
+    """Sizes of a data set's graph: shares of nodes by type; pairs of source and relation for each edge (compaction)."""
 
     name: str
     nodes: int

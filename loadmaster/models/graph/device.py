@@ -43,7 +43,6 @@ class GraphHardware:
         made_per_us: values of rows that products make on the way, in a microsecond.
         step_us: time that a program waits for memory, each time.
         launch_us: time of a launch in addition to its work.
-        tiles: that kernels may be cut into; by default all that they have.
     """
 
     leave_out_defaults: ClassVar = True
@@ -78,11 +77,7 @@ HARDWARE: Mapping[str, GraphHardware] = {
 
 
 def graph_hardware(name: str) -> GraphHardware:
-    """Return the estimated constants of a GPU by its name.
-
-    Raises:
-        InputError: there are none for that name.
-    """
+    """Return the estimated constants of a GPU by its name; raise InputError where there are none."""
     if name not in HARDWARE:
         raise InputError("hardware", name, "has no constants for graph layers", f"Use one of: {', '.join(HARDWARE)}.")
     return HARDWARE[name]

@@ -15,12 +15,8 @@ from loadmaster.models.graph.statistics import expect_statistics
 
 
 def check_problem(problem: GraphProblem) -> None:
-    """Refuse graph problems whose fields do not fit together.
-
-    Raises:
-        InputError: operators that cannot take their inputs, outputs that are not values of nodes, a backward pass,
-            statistics that no graph has, two values of one name; names the field.
-    """
+    """Refuse problems whose fields do not fit together: operators that cannot take their inputs, outputs that are not
+    of nodes, a backward pass, statistics that no graph has, two values of one name. The error names the field."""
     program = problem.program
     expect_program(program)
     _expect_different_names(program)
@@ -40,7 +36,6 @@ def check_problem(problem: GraphProblem) -> None:
 
 
 def _expect_tiles(hardware: GraphHardware) -> None:
-    """Refuse tiles that no kernel has."""
     for template in get_args(Template):
         for part in ("rows", "columns", "warps"):
             there: tuple[int, ...] = getattr(EVERY_TILE, part)

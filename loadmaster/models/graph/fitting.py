@@ -29,15 +29,8 @@ _NUDGE = 1e-4
 def fitted(
     hardware: GraphHardware, measured: Sequence[tuple[Work, float]], element_bytes: int, name: str
 ) -> GraphHardware:
-    """Fit the constants at which the model comes closest to measured kernels.
-
-    Args:
-        hardware: the constants that are believed before the fit.
-        measured: work of each kernel, and its time in microseconds.
-
-    Raises:
-        InputError: there are no kernels, or times are not above 0.
-    """
+    """Fit the constants at which the model comes closest to measured kernels, given by work and time in microseconds;
+    before, ``hardware`` is believed. Raises InputError if there are no kernels, or times are not above 0."""
     times = np.array([us for _, us in measured])
     if not len(times) or times.min() <= 0:
         raise InputError("measured", len(times), "kernels with times above 0 are needed", "Measure some kernels.")

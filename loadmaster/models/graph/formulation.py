@@ -62,13 +62,7 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBui
 
 @dataclass(frozen=True)
 class Formulated:
-    """Integer program and its columns.
-
-    Attributes:
-        orders: [orders] x.
-        kernels: [candidates] y, of each order.
-        scale: divisor of costs, microseconds.
-    """
+    """Integer program with its columns, x [orders] and y [candidates] of each order; ``scale`` divides costs, us."""
 
     program: Program
     orders: IntArray
@@ -90,12 +84,8 @@ class Formulated:
 
 
 def formulate(problem: GraphProblem, of: Sequence[Candidates], budget_bytes: int | None, scale: float) -> Formulated:
-    """Build the integer program of a graph problem.
-
-    Args:
-        budget_bytes: None: without (K7) to (K9).
-        scale: microseconds that count as 1.
-    """
+    """Build the integer program of a graph problem, without (K7) to (K9) if there is no budget; costs are divided by
+    ``scale``, microseconds."""
     b = ProgramBuilder()
     taken = b.columns("x", len(of), upper=1.0, integer=True)
     one_order(b, taken)

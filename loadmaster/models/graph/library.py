@@ -119,8 +119,7 @@ def layer(name: str, width: int, out: int, heads: int = 1) -> Program:
     """Make the program of a layer by its name, from vectors of ``width`` to vectors of ``out``, all heads together.
 
     Raises:
-        InputError: there is no such layer, a vector has no numbers, the heads cannot share them, or the layer has no
-            heads.
+        InputError: no such layer, a vector without numbers, heads that cannot share it, or a layer without heads.
     """
     if name not in LAYERS:
         raise InputError("model", name, "is no layer that is known", f"Choose one of: {', '.join(LAYERS)}.")

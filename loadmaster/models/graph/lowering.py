@@ -30,11 +30,7 @@ def template_of(program: Program, n: int) -> Template:
 
 
 def lowered(program: Program, kept: Set[int], fuse: bool = True) -> Schedule:
-    """Make a schedule that keeps these values and no others.
-
-    Args:
-        kept: such that (S1) and (S3) hold.
-    """
+    """Make a schedule that keeps these values and no others; (S1) and (S3) must hold for them."""
     lowering = _Lowering(program, kept, fuse)
     forward = [*lowering.kernels(sorted(n for n in kept if n < program.forward_count))]
     backward = [*lowering.kernels(sorted(n for n in kept if n >= program.forward_count))]
@@ -48,7 +44,6 @@ class _Lowering:
         self.there = {n for n, value in enumerate(program.values) if value.op in GIVEN}
 
     def kernels(self, pending: list[int]) -> Iterator[Kernel]:
-        """Iterate over the kernels of one pass, in order."""
         while pending:
             stores = self._next(pending)
             yield kernel_of(self.program, stores)
@@ -81,7 +76,6 @@ class _Lowering:
         return need.reads <= self.there | also and not need.elsewhere & also
 
     def _grown(self, first: int, pending: Sequence[int]) -> list[int]:
-        """Collect a kernel's values: the first, and all others that the kernel has room for."""
         found = [first]
         for _ in pending:
             more = [
@@ -138,11 +132,8 @@ def kernel_of(program: Program, stores: Sequence[int]) -> Kernel:
 
 
 def _tile(program: Program, n: int) -> Tile:
-    """Tile by rule, the fastest in trials on an H100, whatever the graph.
-
-    A plan may take another of the device's tiles. Many rows of a product share the reads of a weight. More warps help
-    with contiguous rows; gathered rows come one by one, however many warps wait.
-    """
+    """Tile by rule, the fastest in trials on an H100, whatever the graph. Many rows of a product share the reads of a
+    weight. More warps help with contiguous rows; gathered rows come one by one, however many warps wait."""
     value = program.values[n]
     if value.op != "linear":
         return Tile()

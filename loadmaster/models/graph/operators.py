@@ -59,7 +59,7 @@ class Value:
     """Value of a graph program, with the operator that makes it.
 
     Attributes:
-        op: the operator that makes it, a key of :data:`loadmaster.models.graph.operators.OPERATORS`.
+        op: key of :data:`loadmaster.models.graph.operators.OPERATORS`.
         inputs: the numbers of values before it.
         number: the operator's own number: the slope of ``leaky_relu``, the start of a ``part``.
         count: the operator's own count: heads of ``split_heads``, numbers of a ``part``.
@@ -100,13 +100,9 @@ Rule = Callable[[str, "Value", Sequence[Typed]], Typed]
 
 @dataclass(frozen=True)
 class OperatorKind:
-    """Operator of graph programs, with its typing rule.
-
-    Attributes:
-        sort: ``given``, ``view``, ``map`` (each number of a row by itself), ``row`` (a row by itself: products, sums in
-            it), ``aggregate``, ``outer`` or ``weight`` (of weights alone).
-        rule: shape and space of its result; raises for inputs that it cannot take.
-    """
+    """Operator of graph programs, with its typing rule, which raises for inputs that it cannot take. Its ``sort`` is
+    ``given``, ``view``, ``map`` (each number of a row by itself), ``row`` (a row by itself: products, sums in it),
+    ``aggregate``, ``outer`` or ``weight`` (of weights alone)."""
 
     sort: str
     arity: int

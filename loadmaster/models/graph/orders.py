@@ -22,11 +22,7 @@ COMPACT = "compact"
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a program: the forms of its sites, and the program in these forms.
-
-    Attributes:
-        choices: the form of each site, by the name of its value, and whether it is compact: ``weights first, compact``.
-    """
+    """Program with the form of each of its sites, by the name of its value: ``weights first, compact``."""
 
     choices: Mapping[str, str]
     program: Program
@@ -34,10 +30,7 @@ class Order:
 
 def orders(program: Program, most: int = MOST_ORDERS) -> list[Order]:
     """List at most so many orders, each once: the first is compact and else as written; those for edges come last.
-
-    Raises:
-        InputError: the program has a backward pass; each order needs its own.
-    """
+    Raises InputError for a program with a backward pass; each order needs its own."""
     if program.forward_count != len(program.values):
         raise InputError("program", "given", "has a backward pass", "Give the forward pass; add the other to an order.")
     whole = rewritten(program, {})

@@ -31,11 +31,7 @@ class Phase:
 
 
 def phases(program: Program, aggregates: tuple[int, ...], held: frozenset[int]) -> list[Phase]:
-    """Sort aggregates into passes, in their order.
-
-    Args:
-        held: numbers of values that are read from memory.
-    """
+    """Sort aggregates into passes, in their order; values that are ``held`` are read from memory."""
     level: dict[int, int] = {}
     weighted: dict[int, int] = {}
     joined: dict[int, tuple[int, int]] = {}
@@ -84,7 +80,6 @@ def softmax_of(program: Program, n: int) -> int | None:
 
 
 def _reached(program: Program, n: int, held: frozenset[int]) -> set[int]:
-    """Values that a value is made from inside the kernel."""
     found: set[int] = set()
     waiting = [*program.values[n].inputs]
     while waiting:

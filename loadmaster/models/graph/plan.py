@@ -26,12 +26,7 @@ CHECKED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Expected cost of one kernel.
-
-    Attributes:
-        dram_bytes: that it moves between memory and cache.
-        stored_bytes: part of them that it stores.
-    """
+    """Expected cost of one kernel; its stored bytes are part of the DRAM bytes."""
 
     time_us: _Us
     dram_bytes: _Bytes
@@ -51,14 +46,12 @@ class GraphInfeasibility:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GraphPlan(Plan):
-    """Plan of a graph problem, as checked.
+    """Plan of a graph problem, as checked by :func:`loadmaster.models.graph.checker.check`.
 
     Attributes:
         choices: of the order: the form taken for each value that can be made in several ways.
-        program: program of a step in that order; None when infeasible.
-        schedule: its kernels; None when infeasible.
+        program, schedule: of a step in that order; None when infeasible.
         hot_rows: number of feature rows, by rank of access, that are kept on the GPU.
-        check: see :func:`loadmaster.models.graph.checker.check`.
     """
 
     budget_bytes: Size

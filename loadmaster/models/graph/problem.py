@@ -23,12 +23,8 @@ from loadmaster.models.shown import ShownProblem
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """Table of feature rows that are not all kept on the GPU.
-
-    Attributes:
-        rows, row_bytes: of the whole table. The statistics' curve of hits says how often rows are read.
-        link_gbps: rate at which the GPU reads pinned host memory, GB/s.
-    """
+    """Table of feature rows that are not all kept on the GPU, which reads pinned host memory at ``link_gbps``, GB/s.
+    The statistics' curve of hits says how often rows are read."""
 
     rows: Annotated[int, Bounds(ge=1, le=1 << 50)]
     row_bytes: Annotated[int, Bounds(ge=1, le=1 << 30)]

@@ -44,11 +44,7 @@ class Program:
 
     @cached_property
     def types(self) -> tuple[Typed, ...]:
-        """Shape and space of every value.
-
-        Raises:
-            InputError: an operator is unknown, or cannot take its inputs.
-        """
+        """Shape and space of every value; raises InputError for an unknown operator, or one that refuses its inputs."""
         found: list[Typed] = []
         for n, value in enumerate(self.values):
             if any(i >= n for i in value.inputs):

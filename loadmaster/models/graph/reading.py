@@ -69,11 +69,8 @@ class Reading:
         return {base(self.program, values[n].inputs[1]) for n in kernel.stores if values[n].op == "linear"}
 
     def _value(self, n: int, seen: Space, at: Space, grouped_by: Space | None) -> tuple[float, float]:
-        """Count the bytes of reading a value for the rows of a space: from memory, and through the cache.
-
-        Args:
-            grouped_by: space by which these rows are grouped; None: they are taken in the order of memory.
-        """
+        """Count the bytes of reading a value for the rows of a space: from memory, and through the cache. The rows are
+        grouped by a space; None: they are taken in the order of memory."""
         typed = self.program.types[n]
         rows, row_bytes = self.statistics.rows(typed.space), typed.numbers * self.element_bytes
         whole = float(rows * row_bytes)
@@ -110,5 +107,4 @@ def _grouped_by(kernel: Kernel) -> Space | None:
 
 
 def _is_same(seen: Space, at: Space) -> bool:
-    """Return whether rows of one space are those of the other."""
     return seen == at or (rows_class(seen) == rows_class(at) == "node")

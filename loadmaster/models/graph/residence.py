@@ -27,11 +27,8 @@ def value_bytes(problem: GraphProblem, program: Program, n: int) -> int:
 
 
 def graph_bytes(problem: GraphProblem) -> int:
-    """Bytes of the graph's index arrays.
-
-    For edges: both ends, the relation, both pairs, and the two orders by node and two by pair; for pairs: node,
-    relation, and the order by node; for nodes: offsets of the edges and pairs of each, and its type.
-    """
+    """Bytes of the graph's index arrays. Of edges: both ends, relation, both pairs, and two orders by node and two by
+    pair; of pairs: node, relation, and the order by node; of nodes: type, and offsets of its edges and pairs."""
     rows = problem.statistics.rows
     edges, pairs = rows("edge"), rows("source_pair") + rows("target_pair")
     return INDEX_BYTES * (9 * edges + 4 * pairs + 5 * rows("node"))

@@ -30,12 +30,8 @@ PAIRS: dict[Space, Space] = {"target": "target_pair", "source": "source_pair"}
 
 @dataclass(frozen=True)
 class Factors:
-    """Factors between a sum and the product that it sums: numbers for each edge.
-
-    Attributes:
-        steps: numbers of values that multiply, innermost first; each with that of its factor, None where it has none.
-        by_head: whether a factor is a number for each head.
-    """
+    """Factors between a sum and the product that it sums: numbers for each edge, or for each of its heads. ``steps``
+    are the numbers of values that multiply, innermost first; each with that of its factor, None where it has none."""
 
     linear: int
     steps: tuple[tuple[int, int | None], ...] = ()

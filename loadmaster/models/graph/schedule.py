@@ -43,11 +43,7 @@ MOST_STORES: Mapping[Template, int] = {"gemm": 4, "traverse": 4, "outer": 1, "ma
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile by which a kernel of the GPU is cut.
-
-    Attributes:
-        rows: of one program; of a traversal, rows that it runs over at once.
-    """
+    """Tile by which a kernel is cut; rows are those of one program, of a traversal those that it runs over at once."""
 
     rows: Annotated[int, Bounds(ge=1, le=1024)] = 64
     columns: Annotated[int, Bounds(ge=1, le=1024)] = 64
@@ -56,8 +52,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of a template: each number of rows, with each of columns and each of warps; by default all that kernels
-    have."""
+    """Tiles of a template: each number of rows with each of columns and of warps; by default all that kernels have."""
 
     leave_out_defaults: ClassVar = True
 
@@ -86,12 +81,8 @@ EVERY_TILE = Tiles()
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel of a schedule.
-
-    Attributes:
-        rows: space of the values that it stores, by which its work is divided.
-        over: for a traversal and an outer: space of the rows that belong to a row.
-    """
+    """Kernel of a schedule: ``rows`` is the space of the values that it stores, by which its work is divided; ``over``,
+    of a traversal and an outer, the space of the rows that belong to a row."""
 
     leave_out_defaults: ClassVar = True
 

@@ -22,11 +22,8 @@ from loadmaster.models.graph.spaces import is_coarser
 
 
 def broken_rules(program: Program, schedule: Schedule) -> list[str]:
-    """List the broken rules of a schedule in words; empty if it holds.
-
-    Raises:
-        InputError: it names values that the program lacks, or more forward kernels than it has.
-    """
+    """List the broken rules of a schedule in words; empty if it holds. Raises InputError if it names values that the
+    program lacks, or more forward kernels than it has."""
     known = len(program.values)
     for at, kernel in enumerate(schedule.kernels):
         for n in kernel.stores:

@@ -30,11 +30,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Sequenced:
-    """Schedule of kernels put into sequence.
-
-    Attributes:
-        is_least: whether no sequence of its kernels has a lower peak.
-    """
+    """Schedule of kernels put into sequence; ``is_least`` says that no other sequence has a lower peak."""
 
     schedule: Schedule
     is_least: bool
@@ -79,12 +75,8 @@ class Sequences:
         self.above = program.above
 
     def least(self, facts: Sequence[Fact], most_bytes: int | None = None) -> tuple[list[int] | None, bool]:
-        """Find the sequence with the least peak, among those with a peak of at most ``most_bytes``.
-
-        Returns:
-            (sequence, whether it is exact): numbers of the facts, None where there is no such sequence. More stores,
-            more reads or more kernels only raise the peak.
-        """
+        """Find the sequence with the least peak, of at most ``most_bytes``: numbers of the facts, None where there is
+        none, and whether the search was complete. More stores, reads or kernels only raise the peak."""
         most = None if most_bytes is None else most_bytes - self.lasting
         steps = _Steps(self, facts)
         exact = True
@@ -114,12 +106,8 @@ class Sequences:
 
 
 class _Steps:
-    """Steps of the search: what each kernel waits for, takes and leaves; sets of kernels are bit masks.
-
-    Attributes:
-        waits: kernels that run before each kernel.
-        while_it_runs: bytes that each kernel adds to those in memory before it.
-    """
+    """Steps of the search, where sets of kernels are bit masks: the kernels that each kernel waits for, and the bytes
+    that it adds to those in memory before it."""
 
     def __init__(self, of: Sequences, facts: Sequence[Fact]) -> None:
         stored = frozenset[int]().union(*(fact.stores for fact in facts))
@@ -149,10 +137,7 @@ class _Steps:
 
 def conflict(sequences: Sequences, facts: Sequence[Fact], most_bytes: int) -> list[Fact] | None:
     """Find a minimal set of facts for which no sequence fits; None where one fits, or the search was not complete.
-
-    Other sets of kernels with the same facts need not be tried. Storing and reading more, or running more kernels,
-    takes no less: so facts are left out, one by one, as long as no sequence of what is left fits.
-    """
+    Storing and reading more, or running more kernels, takes no less: no other set of kernels with these facts fits."""
 
     def is_conflict(some: Sequence[Fact]) -> bool:
         return sequences.least(some, most_bytes) == (None, True)

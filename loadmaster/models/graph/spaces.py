@@ -57,11 +57,7 @@ def is_coarser(space: Space, other: Space) -> bool:
 
 
 def join(spaces: Iterable[Space]) -> Space:
-    """Find the coarsest space for a function of values of these spaces.
-
-    Raises:
-        InputError: there is no such space: some are of nodes, others of edges.
-    """
+    """Find the coarsest space for a function of values of these spaces; raise InputError for nodes mixed with edges."""
     given = [*dict.fromkeys(spaces)]
     if all(space in _KEYS for space in given):
         keys = frozenset().union(*(_KEYS[space] for space in given))

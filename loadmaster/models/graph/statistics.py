@@ -152,14 +152,8 @@ def counted(
     longest_pairs: tuple[int, int, int, int],
     frequency: ArrayLike | None = None,
 ) -> GraphStatistics:
-    """Make the statistics of a graph from counts.
-
-    Args:
-        edges, source_pairs, target_pairs: [relations].
-        in_degree, out_degree: [nodes].
-        longest_pairs: the last four of :attr:`GraphStatistics.longest`.
-        frequency: as for :func:`statistics_of`.
-    """
+    """Make the statistics of a graph from counts by relation, [relations], and degrees, [nodes]. ``longest_pairs`` are
+    the last four of :attr:`GraphStatistics.longest`; ``frequency`` is as for :func:`statistics_of`."""
     return GraphStatistics(
         edges=tuple(edges.tolist()),
         source_pairs=tuple(source_pairs.tolist()),

@@ -10,12 +10,8 @@ from loadmaster.models.index.serving import operations_us, refusal, serving, siz
 
 
 def changes(problem: IndexProblem, chosen: Sequence[int], budget_bytes: int) -> list[Change]:
-    """Find the built shards that change, and those that stay but would gain in the long run.
-
-    Args:
-        chosen: for every shard the number of its candidate.
-        budget_bytes: of each host. What a shard could become fits next to what the others get.
-    """
+    """Find the built shards that change, and those that stay but would gain in the long run. Candidates are ``chosen``
+    by shard; the budget is of each host: what a shard could become fits next to what the others get."""
     free = [problem.room_bytes(h, budget_bytes) for h in range(len(problem.hosts))]
     for shard, candidate in zip(problem.shards, chosen, strict=True):
         free[shard.host] -= size_bytes(shard, candidate)

@@ -32,16 +32,8 @@ _MOST_SAID = 20
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """The verdict.
-
-    Attributes:
-        violations: in words, empty when the plan holds.
-        total_us: of all shards.
-        longest_us: of the thread that takes longest; 0 where shards are on no threads.
-        held_bytes: [hosts] that are kept for indexes.
-        peak_bytes, peak_at: the most of these, and the host.
-        objective: what is minimized.
-    """
+    """The verdict: times of all shards and of the longest thread (0 where shards are on no threads), bytes that are
+    kept for indexes on each of the hosts, and the most of these. Violations are in words, empty when the plan holds."""
 
     violations: tuple[str, ...]
     total_us: float
@@ -68,11 +60,7 @@ class IndexCheck:
 
 
 def check_plan(problem: IndexProblem, plan: IndexPlan) -> IndexCheck:
-    """Recompute a plan.
-
-    Raises:
-        InputError: the plan is of another problem, or infeasible.
-    """
+    """Recompute a plan; raise InputError for a plan of another problem, or an infeasible one."""
     expect_problem(plan.problem_sha256, problem.sha256)
     if plan.status == "infeasible":
         raise InputError("status", plan.status, "there are no choices to check", "Check a plan that was found.")
@@ -121,7 +109,6 @@ def check(problem: IndexProblem, choices: tuple[Choice, ...], budget_bytes: int)
 
 
 def _recomputed(shard: Shard, candidate: int) -> tuple[float, int]:
-    """Microseconds and bytes, from the figures themselves."""
     cost = shard.costs[candidate]
     assert cost is not None, "refused before"
     done = shard.operations

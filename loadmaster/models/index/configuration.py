@@ -20,16 +20,14 @@ _Fragments = Annotated[int, Bounds(ge=1, le=MOST_FRAGMENTS)]
 
 @dataclass(frozen=True)
 class GappedArray:
-    """Sorted keys with gaps between them, each near where a linear model expects it: fast to read.
+    """Sorted keys with gaps between them, each near where a linear model expects it: fast to read. Raises InputError
+    for a parameter that is out of its range.
 
     Attributes:
         most_searches: Msi, iterations of an exponential search on average before a leaf is changed; None: what the cost
             model of ALEX expects.
         most_shifts: Msh, keys shifted by an insert on average before a leaf is changed; None: as above.
         insert_share: of operations that the cost model expects to be inserts, 0 to 1.
-
-    Raises:
-        InputError: a parameter is out of its range.
     """
 
     ordered: ClassVar = True
@@ -50,15 +48,13 @@ class GappedArray:
 
 @dataclass(frozen=True)
 class FragmentedLog:
-    """Short unsorted runs of keys in a sorted row, found by a linear model: fast to write.
+    """Short unsorted runs of keys in a sorted row, found by a linear model: fast to write. Raises InputError for a
+    parameter that is out of its range.
 
     Attributes:
         fragment_keys: mf-size, the most keys of a fragment.
         most_fragments: Mnf, the most fragments of a leaf.
         first_fragments: nf, the fragments of a new leaf.
-
-    Raises:
-        InputError: a parameter is out of its range.
     """
 
     ordered: ClassVar = True

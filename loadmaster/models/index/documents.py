@@ -10,12 +10,8 @@ from loadmaster.models.index.serving import refusal, serving, words
 
 
 def check_problem(problem: IndexProblem) -> None:
-    """Refuse what the fields cannot say one by one.
-
-    Raises:
-        InputError: names that are there twice, numbers of no host, thread or candidate, quantiles out of order, a shard
-            that no candidate can serve; names the field.
-    """
+    """Refuse what the fields cannot say one by one: names that are there twice, numbers of no host, thread or
+    candidate, quantiles out of order, a shard that no candidate can serve. The InputError names the field."""
     _expect_different([host.name for host in problem.hosts], "hosts")
     _expect_different([shard.name for shard in problem.shards], "shards")
     for s, shard in enumerate(problem.shards):

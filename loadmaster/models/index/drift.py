@@ -18,13 +18,8 @@ _SORTS = tuple(field.name for field in fields(Operations))
 
 
 def drift(planned: Sequence[Operations], seen: Sequence[Operations]) -> float:
-    """The share of operations, 0 to 1, that would have to go to another shard or be of another sort to be as planned.
-
-    This is the total variation distance of the two distributions over shards and sorts.
-
-    Args:
-        planned, seen: for every shard. Work that has no operations at all is as planned.
-    """
+    """The share of operations, 0 to 1, that would have to go to another shard or be of another sort to be as planned:
+    total variation distance of the distributions over shards and sorts. Work without operations is as planned."""
     before, after = _shares(planned), _shares(seen)
     if not before or not after:
         return 0.0
@@ -47,13 +42,8 @@ def added(a: Sequence[Operations], b: Sequence[Operations], sign: int = 1) -> li
 def with_work(
     problem: IndexProblem, seen: Sequence[Operations], keys: Sequence[int], current: Sequence[int]
 ) -> IndexProblem:
-    """The problem of shards that are built already, under other work.
-
-    Args:
-        seen: operations of each shard: the horizon over which a rebuild has to pay.
-        keys: that each holds now.
-        current: the candidate that each is built as.
-    """
+    """The problem of shards that are built already, under other work: each shard's operations seen (the horizon over
+    which a rebuild has to pay), the keys that it holds now, and the candidate that it is built as."""
     shards = [
         replace(
             shard,

@@ -47,12 +47,7 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBui
 
 @dataclass(frozen=True)
 class Formulated:
-    """The program and its columns.
-
-    Attributes:
-        x: [shards][options] columns.
-        z: [shards] None, or [options, threads] columns.
-    """
+    """The program and its columns: x [shards][options]; z [shards], each None or [options, threads]."""
 
     program: Program
     x: tuple[IntArray, ...]
@@ -80,13 +75,8 @@ def formulate(
     unit_us: float,
     longest_us: float | None = None,
 ) -> Formulated:
-    """The program.
-
-    Args:
-        of: the options of each shard.
-        unit_us: microseconds that count as 1.
-        longest_us: of the longest thread, where it is known and the sum is to be minimized.
-    """
+    """The program of the options of each shard, where ``unit_us`` microseconds count as 1. If the time of the longest
+    thread is given, the sum is minimized under it."""
     b = ProgramBuilder()
     by_sum = problem.objective == "sum" or longest_us is not None
     times = [np.array([o.time_us for o in options]) / unit_us for options in of]
@@ -142,11 +132,8 @@ def alike_threads(problem: IndexProblem, of: Sequence[Sequence[Option]]) -> list
 def one_thread(
     b: ProgramBuilder, problem: IndexProblem, x: Sequence[IntArray], most: Sequence[int]
 ) -> list[IntArray | None]:
-    """Add (M3) and the columns of threads: None where only one can be taken.
-
-    Args:
-        most: [shards] so many threads may serve each.
-    """
+    """Add (M3) and the columns of threads: None where only one can be taken. At most ``most`` [shards] may serve
+    one."""
     rows = b.row_list("one_thread")
     made: list[IntArray | None] = []
     for s, (shard, columns) in enumerate(zip(problem.shards, x, strict=True)):

@@ -79,11 +79,8 @@ _MOST_DRAWS = 20
 
 
 def make_keys(distribution: str, count: int, seed: int = 0) -> Keys:
-    """Draw so many different keys, [count], ascending.
-
-    Raises:
-        InputError: no distribution has this name, or it has fewer keys; names the field.
-    """
+    """Draw so many different keys, [count], ascending. Raises InputError, naming the field, for an unknown
+    distribution, or one that has fewer keys."""
     if distribution not in DISTRIBUTIONS:
         known = ", ".join(DISTRIBUTIONS)
         raise InputError("distribution", distribution, "is no distribution", f"Choose one of: {known}.")
@@ -102,14 +99,8 @@ def make_keys(distribution: str, count: int, seed: int = 0) -> Keys:
 
 @dataclass(frozen=True)
 class Mix:
-    """Operations of each sort, as shares of all; what is left are lookups.
-
-    Attributes:
-        zipf: whether few keys get most lookups (by the law of Zipf), not all the same.
-
-    Raises:
-        InputError: a share is none, or together they are more than all.
-    """
+    """Operations of each sort, as shares of all; what is left are lookups. With ``zipf``, few keys get most lookups (by
+    the law of Zipf). Raises InputError if a share is none, or together they are more than all."""
 
     inserts: float = 0.15
     erases: float = 0.0
@@ -126,7 +117,6 @@ class Mix:
 
 def make_trace(distribution: str, keys: int, operations: int, mix: Mix | None = None, seed: int = 0) -> Trace:
     """A trace: ``keys`` loaded, then operations in random order; inserts are of new keys, the others of present ones.
-
     An erased key is not asked for again by another erase; lookups may miss it.
 
     Raises:
@@ -167,11 +157,8 @@ NamedTraces = Iterator[tuple[str, Trace]]
 
 
 def traces_of_files(paths: Sequence[str | PathLike[str]]) -> NamedTraces:
-    """Yield the trace of each file with its name; files of the same name have their number added.
-
-    Raises:
-        InputError: as :func:`loadmaster.models.index.trace.load_trace`.
-    """
+    """Yield the trace of each file with its name; files of the same name have their number added. Raises InputError as
+    :func:`loadmaster.models.index.trace.load_trace`."""
     names = [Path(path).stem for path in paths]
     for number, (name, path) in enumerate(zip(names, paths, strict=True)):
         yield name if names.count(name) == 1 else f"{name}-{number}", load_trace(path)
@@ -179,14 +166,7 @@ def traces_of_files(paths: Sequence[str | PathLike[str]]) -> NamedTraces:
 
 @dataclass(frozen=True)
 class Distributions:
-    """Traces that are made, each with a seed of its own.
-
-    Attributes:
-        names: of their distributions, which take turns.
-        shards: how many traces.
-        keys, operations: of each.
-        seed: of the first one.
-    """
+    """Traces that are made, as many as ``shards``: distributions take turns, and seeds count on from the first."""
 
     names: tuple[str, ...]
     shards: int

@@ -27,11 +27,8 @@ _DIGITS = 4
 
 
 def near_ties(problem: IndexProblem, s: int, chosen: int) -> list[int]:
-    """Candidates of a shard that were not measured and may be quicker than the chosen one, most promising first.
-
-    A candidate may be quicker where its time by the lower quantiles is less than the chosen one's by the upper ones.
-    The chosen one is the first, where it was not measured.
-    """
+    """Candidates of a shard that were not measured and may be quicker than the chosen one, most promising first: their
+    time by lower quantiles is less than its time by upper ones. The chosen one is first, if it was not measured."""
     shard = problem.shards[s]
     found = []
     for c in serving(problem, shard):
@@ -51,15 +48,13 @@ def with_measured(problem: IndexProblem, costs: Measurements) -> IndexProblem:
 
 
 def corrected(problem: IndexProblem, costs: Measurements) -> IndexProblem:
-    """The problem with measured costs, and predicted times corrected by how far off those of the runs were.
+    """The problem, as before any of ``costs`` was measured, with these costs, and predicted times corrected by how far
+    off those of the runs were.
 
     That is a factor of the candidate times one of the shard. The candidate's is the median over the shards where it
     ran; if these are fewer than three, over all runs of its structure; if these are fewer, over all runs. The shard's
     is the median of what is left of its own runs. So shards learn from each other, though none is taken to be measured
     that was not, and it does not matter how fast a machine the predictions were made for.
-
-    Args:
-        problem: before anything of ``costs`` was measured.
     """
     factors = _Factors(problem, costs)
     others: dict[tuple[int, int], Cost] = {}
@@ -107,7 +102,6 @@ class _Factors:
         return median(next((ratios for ratios in known if len(ratios) >= _ENOUGH), known[-1]))
 
     def _groups(self, c: int) -> Iterator[object]:
-        """Groups of a candidate, from the narrowest to all."""
         yield c
         yield self._candidates[c].structure
         yield None

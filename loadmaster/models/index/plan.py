@@ -18,7 +18,6 @@ class Choice:
     """Configuration and thread of one shard, with its time and memory.
 
     Attributes:
-        candidate: the number of its configuration.
         thread: of its host; None where the objective is the sum and none was given.
         time_us: of its operations in the horizon, and of its rebuild where it changes.
         peak_bytes: that are kept free for it.
@@ -37,11 +36,9 @@ class Change:
     """A change of a built shard, made by the plan or worth making in the long run.
 
     Attributes:
-        shard: its number.
         current: the candidate that it is built as.
         to: the one that it is to become; where it stays, the one that would be quickest in the long run.
         made: whether the plan changes it.
-        rebuild_us: of the change.
         pays_after_operations: so many of the shard's operations save what the rebuild takes; None: they never do, and
             the change is made for its memory, or because the current one cannot serve.
     """
@@ -58,11 +55,8 @@ class Change:
 
 @dataclass(frozen=True)
 class IndexInfeasibility:
-    """The reason why no plan exists: host ``where`` needs ``minimum_budget_bytes``, most of it for ``largest``.
-
-    Attributes:
-        budget_helps: whether a larger budget does; otherwise the host itself has to have more.
-    """
+    """The reason why no plan exists: host ``where`` needs ``minimum_budget_bytes``, most of it for ``largest``. Unless
+    ``budget_helps``, the host itself has to have more."""
 
     minimum_budget_bytes: Size
     short_bytes: Size
@@ -73,13 +67,8 @@ class IndexInfeasibility:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class IndexPlan(Plan):
-    """A checked answer to an index problem.
-
-    Attributes:
-        choices: for every shard; none when infeasible.
-        changes: of shards that are built already, those that change or would gain in the long run.
-        check: see :func:`loadmaster.models.index.checker.check`.
-    """
+    """A checked answer to an index problem (see :func:`loadmaster.models.index.checker.check`): a choice for every
+    shard, none when infeasible; of shards that are built already, those that change or would gain in the long run."""
 
     budget_bytes: Size
     check: Annotated[Mapping[str, Any], Entries(CHECKED)]

@@ -69,12 +69,8 @@ class MeasuredRow:
 
 @dataclass(frozen=True)
 class Line:
-    """The line that predicts one figure of one structure.
-
-    Attributes:
-        weights: by the name of the feature, of the natural logarithm.
-        lower, upper: what is added to that for the quantiles 0.1 and 0.9.
-    """
+    """The line that predicts one figure of one structure. Weights, by the name of the feature, are of the natural
+    logarithm; ``lower`` and ``upper`` are added to that for the quantiles 0.1 and 0.9."""
 
     weights: Mapping[str, float]
     lower: float
@@ -88,12 +84,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Lines by structure and figure.
-
-    Attributes:
-        source: what they were fitted to, in words.
-        most_keys: loaded and inserted, of the largest trace that they were fitted to.
-    """
+    """Lines by structure and figure, what they were fitted to, in words, and the most keys of a trace among that."""
 
     source: str
     most_keys: float
@@ -173,11 +164,7 @@ def _explain_table(loaded: float, keys: float, writes: float) -> dict[str, float
 
 
 def predict(features: Features, configuration: Configuration, coefficients: Coefficients) -> Cost:
-    """Predict the cost of a configuration on a trace.
-
-    Raises:
-        InputError: the coefficients know no such structure.
-    """
+    """Predict the cost of a configuration on a trace; raise InputError if the coefficients know no such structure."""
     lines = coefficients.lines.get(configuration.structure)
     if lines is None or not {"read_ns", "key_bytes", "build_ns"} <= lines.keys():
         remedy = "Fit the predictor to rows of it, or leave the candidate out."
@@ -228,11 +215,7 @@ def moved_keys(configuration: Configuration, keys: float) -> float:
 
 
 def fit(rows: Sequence[MeasuredRow], source: str) -> Coefficients:
-    """Lines through measurements, structure by structure.
-
-    Raises:
-        InputError: there are no rows, or a figure is not above 0; names it.
-    """
+    """Lines through measurements, structure by structure; raise InputError for no rows, or a figure not above 0."""
     if not rows:
         raise InputError("rows", 0, "are none", "Measure some configurations on some traces first.")
     lines: dict[str, dict[str, Line]] = defaultdict(dict)
@@ -284,11 +267,7 @@ def write_coefficients(coefficients: Coefficients) -> dict[str, object]:
 
 
 def read_coefficients(document: Document) -> Coefficients:
-    """Coefficients from a document.
-
-    Raises:
-        InputError: it is of another schema, or lacks what coefficients have; names the field.
-    """
+    """Coefficients from a document; raise InputError, naming the field, for another schema, or what is missing."""
     if document.get("schema") != SCHEMA:
         remedy = f"Give a document with schema {SCHEMA}."
         raise InputError("schema", document.get("schema"), "holds no coefficients of the index", remedy)

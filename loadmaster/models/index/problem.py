@@ -25,11 +25,7 @@ _Count = Annotated[float, Bounds(ge=0, le=1e15)]
 
 @dataclass(frozen=True)
 class Figure:
-    """An expected value, and the interval that it is in most of the time, where it was predicted.
-
-    Attributes:
-        lower, upper: the quantiles 0.1 and 0.9; None of what was measured.
-    """
+    """An expected value, and the quantiles 0.1 and 0.9 where it was predicted; None where it was measured."""
 
     leave_out_defaults: ClassVar = True
 
@@ -133,12 +129,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine on which shards live.
-
-    Attributes:
-        threads: that serve them, each one shard's operation at a time.
-        memory_bytes: for indexes, where that is less than the budget; None: as much as the budget.
-    """
+    """A machine on which shards live. Each of its threads serves one shard's operation at a time. Its memory for
+    indexes is given where it is less than the budget; None: as much as the budget."""
 
     name: Name
     threads: Annotated[int, Bounds(ge=1, le=4096)] = 1

@@ -33,11 +33,9 @@ def segments(keys: Keys, epsilon: int, step: int = 1) -> int:
 
 
 class _Line:
-    """All lines through the bars so far, by the steepest and the flattest one.
-
-    The flattest goes through an upper end and a later lower one, the steepest through a lower and a later upper one.
-    Of the ends, only a convex chain can come to bound a line again.
-    """
+    """All lines through the bars so far, by the steepest and the flattest one. The flattest goes through an upper end
+    and a later lower one, the steepest through a lower and a later upper one. Of the ends, only a convex chain can come
+    to bound a line again."""
 
     def __init__(self) -> None:
         self._upper: list[_Point] = []

@@ -1,7 +1,5 @@
-"""Costs of a configuration on a shard: whether it can serve it at all, how long it takes, how much memory.
-
-Times are those expected, because sums of many are planned with them. Memory is its upper quantile, because a budget is
-a promise.
+"""Costs of a configuration on a shard: whether it can serve it at all, how long it takes, how much memory. Times are
+those expected, because sums of many are planned with them. Memory is its upper quantile, because a budget is a promise.
 """
 
 from __future__ import annotations
@@ -91,11 +89,10 @@ def all_options(problem: IndexProblem, s: int) -> list[Option]:
 
 def options(problem: IndexProblem, s: int) -> list[Option]:
     """List a shard's options that no other one beats: more bytes, less time. The first takes least memory, the last
-    least time.
+    least time. Of two that are equal in both, the first one stays.
 
-    A candidate goes where another one takes no more time and no more bytes. Nothing is lost: put the other one in its
-    place in any plan, on the same thread. No host then holds more, no thread takes longer, every shard still has one
-    configuration. So among the best plans there is one without it. Of two that are equal in both, the first one stays.
+    Nothing is lost: where another candidate takes no more time and no more bytes, put it in place in any plan, on the
+    same thread. No host then holds more, no thread takes longer, every shard still has one configuration.
     """
     kept: list[Option] = []
     for option in sorted(all_options(problem, s), key=lambda o: (o.size_bytes, o.time_us, o.candidate)):

@@ -25,15 +25,12 @@ _WHAT = {"keys": np.uint64, "operations": np.uint8, "operation_keys": np.uint64}
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Keys and operations.
+    """Keys and operations. Raises InputError for arrays of other types or lengths, unknown codes, a key loaded twice.
 
     Attributes:
         keys: [n] that are loaded first, in any order, none twice.
         operations: [m] codes.
         operation_keys: [m] of each; a scan begins there.
-
-    Raises:
-        InputError: an array has another type or length, a code is none, a key is loaded twice.
     """
 
     keys: Keys
@@ -59,11 +56,7 @@ class Trace:
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
-    """A trace from its file.
-
-    Raises:
-        InputError: the file does not exist, it is not a trace, or an array is missing or wrong; names it.
-    """
+    """A trace from its file; raise InputError if the file is missing or no trace, or an array is missing or wrong."""
     remedy = "Give an .npz file with the arrays keys, operations and operation_keys."
     try:
         with np.load(Path(path), allow_pickle=False) as file:
@@ -86,11 +79,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
 
 
 def save_trace(trace: Trace, path: str | PathLike[str]) -> None:
-    """Write a trace; :func:`load_trace` reads it back.
-
-    Raises:
-        InputError: the path cannot be written.
-    """
+    """Write a trace; :func:`load_trace` reads it back. Raises InputError if the path cannot be written."""
     try:
         with Path(path).open("wb") as file:
             np.savez_compressed(file, **{name: getattr(trace, name) for name in _WHAT})

@@ -97,11 +97,10 @@ def build(
     to_the_byte: bool = False,
     out_of_time: Callable[[], bool] | None = None,
 ) -> Banded:
-    """Build one banded restriction.
+    """Build one banded restriction, with slots whose first stages are ``starts``.
 
     Args:
         budget_bytes: None to minimize it, whatever the time.
-        starts: first stages of the slots.
         allowed: [slots, V], which recomputations are considered.
         offload: whether results may travel to the host (needs a host link and a time objective).
         to_the_byte: the budget may be filled to the byte, and a solver's tolerance may take some too many. Otherwise
@@ -172,11 +171,9 @@ def recompute_dependencies(w: RowWriter, grouped: GroupedProblem, c: BandedColum
 
 
 def presence(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, backward: BackwardColumns, h: int) -> Presence:
-    """Add (4.7), (4.8), (B.a) and (B.b), and give v from the last stage of the slot to its first.
-
-    A result gets a column for a stage that may read it while it may stay for another reason; what stays for one reason
-    alone is written as that reason: the row of the choices that read it, or s[h+1,i].
-    """
+    """Add (4.7), (4.8), (B.a) and (B.b), and give v from the last stage of the slot to its first. A result gets a
+    column for a stage that may read it while it may stay for another reason; what stays for one reason alone is written
+    as that reason: the row of the choices that read it, or s[h+1,i]."""
     a, b = grouped.groups[h]
     current = [c.on_device_next(h, i) for i in range(grouped.count)]
     for i, later in enumerate(current):
@@ -223,10 +220,8 @@ def in_place_overwrite(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, 
 
 @dataclass(frozen=True)
 class ByteLevels:
-    """The bytes on the device while a slot recomputes, as a chain: ``columns[n]`` before ``changing[n]``.
-
-    With results 1 and 4 changing, ``columns`` are the bytes before result 1, from there to 4, and after 4.
-    """
+    """The bytes on the device while a slot recomputes, as a chain: ``columns[n]`` before ``changing[n]``. With results
+    1 and 4 changing, ``columns`` are the bytes before result 1, from there to 4, and after 4."""
 
     changing: list[int]
     columns: list[int]
@@ -242,10 +237,8 @@ class ByteLevels:
 
 
 def byte_levels(w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int, present: Presence) -> ByteLevels:
-    """Add (4.15): the bytes just before each result, as a chain from one changing result to the next.
-
-    What is stored and stays the same throughout the slot's recomputation is summed once, so that rows stay short.
-    """
+    """Add (4.15): the bytes just before each result, as a chain from one changing result to the next. What is stored
+    and stays the same throughout the slot's recomputation is summed once, so that rows stay short."""
     a, _ = grouped.groups[h]
     taken_bytes = grouped.problem.gradient_bytes(a)
     after = present[a]
@@ -276,11 +269,8 @@ def _level(w: RowWriter, name: str, equals: Row, taken_bytes: int) -> int:
 def recompute_memory(
     w: RowWriter, grouped: GroupedProblem, c: BandedColumns, h: int, present: Presence, level: ByteLevels
 ) -> dict[int, Row]:
-    """Add (4.14) and (B.c): each recomputation at the start of the slot.
-
-    Returns:
-        A row for each result that the slot's first stage reads: whether that stage keeps it.
-    """
+    """Add (4.14) and (B.c) for each recomputation; return, for each result that the first stage reads, if it keeps
+    it."""
     a, b = grouped.groups[h]
     forward, sizes = grouped.problem.forward, grouped.sizes
     gradients_bytes = grouped.problem.gradient_bytes(a)

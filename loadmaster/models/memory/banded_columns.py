@@ -29,8 +29,7 @@ class BandedColumns:
         stored: of s[h,i] [slots + 1, V].
         recompute, recompute_in_place, encoded_in_place: of r[h,i], q[h,i] and z[h,i] [slots, V].
         recompute_choices: for a slot and a result, the columns of y and the implementations they stand for.
-        offload: of o[i] [V].
-        fetch, late: of f[h,i] and g[h,i] [slots, V].
+        offload, fetch, late: of o[i] [V], f[h,i] and g[h,i] [slots, V].
         spent: for each slot, the objective of its recomputations.
     """
 
@@ -118,11 +117,9 @@ def _fetchable(offload: IntArray, events: list[set[int]], shape: tuple[int, int]
 
 
 def _add_storage(w: RowWriter, stored: IntArray, events: set[int], read_in: set[int]) -> None:
-    """One column of s for a result from event to event; after the last one only if (B.b) asks for it.
-
-    With events in slots 2 and 5 of eight, the first column holds for slots 0 to 2 and another for slots 3 to 5. If slot
-    5 may read the result, slot 6 has a third one, continuous; slots 6 and 7 have none otherwise.
-    """
+    """One column of s for a result from event to event; after the last one only if (B.b) asks for it. With events in
+    slots 2 and 5 of eight, the first column holds for slots 0 to 2 and another for slots 3 to 5. If slot 5 may read the
+    result, slot 6 has a third one, continuous; slots 6 and 7 have none otherwise."""
     if not events:
         return
     last = max(events)

@@ -22,14 +22,9 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program
 
 @dataclass(frozen=True)
 class Banded:
-    """One banded restriction: its program, and what points of it say.
-
-    Attributes:
-        groups: first and last stage of each slot.
-        unit_bytes: of the program's rows.
-        kept: for each slot, of what its first stage reads: whether that stage keeps it. A row of one binary column is
-            e, or s; any other row is the sum of backward choices.
-    """
+    """One banded restriction: its program, with rows in ``unit_bytes``, and what points of it say. ``groups``: first
+    and last stage of each slot. ``kept``: for each slot, of what its first stage reads, whether that stage keeps it. A
+    row of one binary column is e, or s; any other row is the sum of backward choices."""
 
     program: Program
     problem: MemoryProblem
@@ -69,10 +64,8 @@ class Banded:
         )
 
     def start(self, schedule: Schedule) -> tuple[IntArray, FloatArray]:
-        """A MIP start from a schedule: columns and values of everything binary it decides.
-
-        Recomputations outside the band or inside a slot are lost; the solver repairs or drops such a start.
-        """
+        """A MIP start from a schedule: columns and values of everything binary it decides. Recomputations outside the
+        band or inside a slot are lost; the solver repairs or drops such a start."""
         point: dict[int, float] = {}
         c = self.columns
         kept_columns = {block.start for block in self.program.column_blocks if block.name == "kept"}

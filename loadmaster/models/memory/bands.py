@@ -32,13 +32,9 @@ def everything(problem: MemoryProblem, groups: Sequence[tuple[int, int]]) -> Boo
 
 
 def band(problem: MemoryProblem, groups: Sequence[tuple[int, int]], width: int, reach: int) -> BoolArray:
-    """Recomputations close to their use [slots, V].
-
-    Args:
-        width: a result may be recomputed up to this many slots before a slot that reads it.
-        reach: for each result read in a slot, that many of its nearest ancestors may be recomputed there too, however
-            far their own uses are (long skips need it).
-    """
+    """Recomputations close to their use [slots, V]: up to ``width`` slots before a slot that reads the result. Of each
+    result read in a slot, the ``reach`` nearest ancestors may be recomputed there too, however far their own uses are
+    (long skips need it)."""
     count = len(problem.forward)
     slot = slots_of_stages(groups)
     read_in = [{slot[k] for k in stages} for stages in direct_uses(problem)]
@@ -59,7 +55,6 @@ def band(problem: MemoryProblem, groups: Sequence[tuple[int, int]], width: int, 
 
 
 def _nearest_ancestors(problem: MemoryProblem, i: int, reach: int) -> list[int]:
-    """Find up to ``reach`` ancestors of i, nearest in execution order first."""
     found: list[int] = []
     waiting = _parents(problem, i)
     while waiting and len(found) < reach:

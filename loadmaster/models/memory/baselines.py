@@ -15,10 +15,8 @@ def fastest_forward(problem: MemoryProblem, i: int, *, recompute: bool) -> int:
 
 
 def fastest_backward(problem: MemoryProblem) -> list[int]:
-    """Cheapest implementation of each backward operator 1..K, without encoded results where that is possible.
-
-    Of equally cheap ones those that store least, as PyTorch has a ReLU save the result that its reader saves anyway.
-    """
+    """Cheapest implementation of each backward operator 1..K, without encoded results where that is possible. Of
+    equally cheap ones those that store least, as PyTorch has a ReLU save the result that its reader saves anyway."""
     return least_stored(problem, [_fastest(problem, b) for b in problem.backward])
 
 
@@ -28,10 +26,8 @@ def _fastest(problem: MemoryProblem, operator: BackwardOperator) -> list[int]:
 
 
 def least_stored(problem: MemoryProblem, candidates: Sequence[Sequence[int]]) -> list[int]:
-    """One of the candidate implementations of each backward operator, so that few bytes are stored beyond the others'.
-
-    Operators without a choice settle first, then the others in their order; of equal ones the cheapest is taken.
-    """
+    """One candidate implementation of each backward operator, so that few bytes are stored beyond the others'.
+    Operators without a choice settle first, then the others in their order; of equal ones the cheapest is taken."""
     ways = [choices[0] for choices in candidates]
     stored: set[int] = set()
     for k in sorted(range(len(ways)), key=lambda k: (len(candidates[k]) > 1, k)):
@@ -70,10 +66,8 @@ def forward_pass(problem: MemoryProblem, ways: Sequence[int]) -> list[int]:
 def schedule(
     problem: MemoryProblem, runs: Sequence[tuple[Compute, ...]], ways: Sequence[int], kept: Collection[int]
 ) -> Schedule:
-    """The schedule that runs ``runs[t]`` in stage t and uses ``ways[k - 1]`` in backward k.
-
-    Of the forward pass's results ``kept`` stay; from then on each stays through the stage that reads it last.
-    """
+    """The schedule that runs ``runs[t]`` in stage t and uses ``ways[k - 1]`` in backward k. Of the forward pass's
+    results ``kept`` stay; from then on each stays through the stage that reads it last."""
     last_read = _last_reading_stages(problem, runs, ways)
     stages = [Stage(runs[0], None, tuple(sorted(kept)))]
     for k, way in enumerate(ways, start=1):

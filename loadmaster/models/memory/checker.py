@@ -40,11 +40,7 @@ __all__ = ["Event", "MemoryCheck", "check", "check_plan"]
 
 
 def check_plan(problem: MemoryProblem, plan: MemoryPlan) -> MemoryCheck:
-    """Replay a plan under its own budget.
-
-    Raises:
-        InputError: the plan belongs to another problem, or holds no schedule (infeasible).
-    """
+    """Replay a plan under its own budget. ``InputError``: it belongs to another problem, or holds no schedule."""
     expect_problem(plan.problem_sha256, problem.sha256)
     if plan.schedule is None:
         raise InputError("status", plan.status, "holds no schedule to check", "Give a plan that was found feasible.")
@@ -76,7 +72,6 @@ class _Replay:
         self.traffic = HostTraffic(problem, schedule)
 
     def run(self) -> MemoryCheck:
-        """Replay stage by stage, then give the verdict."""
         if len(self.schedule.stages) != self.problem.stage_count:
             self._wrong(f"{len(self.schedule.stages)} stages, but the problem has {self.problem.stage_count}")
         else:
@@ -319,10 +314,8 @@ class _Resident:
         self.last_bytes = 0
 
     def before(self, first: int, last: int) -> float:
-        """Account the moments just before forward first..last, which hold whether or not those are computed.
-
-        Returns the stall in microseconds: results that must be gone by then may still be on their way.
-        """
+        """Account the moments just before forward first..last, whether or not those are computed; returns the stall
+        (us). Results that must be gone by then may still be on their way."""
         if first > last:
             return 0.0
         if self.t > 0 or not self.replay.schedule.offload:

@@ -58,13 +58,8 @@ Term = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
 class Columns:
-    """The columns of one program, and the figures that its rows are written from.
-
-    Attributes:
-        ways: the fixed implementation of every backward operator 1..K.
-        needs: what each of them reads.
-        ids: the forward operators that run.
-    """
+    """The columns of one program, and the figures that its rows are written from. ``ways``: the fixed implementation of
+    every backward operator 1..K; ``needs``: what each reads. ``ids``: the forward operators that run."""
 
     def __init__(self, b: ProgramBuilder, problem: MemoryProblem, budget_bytes: int, *, relaxes: bool) -> None:
         self.problem = problem
@@ -128,11 +123,9 @@ class Checkmate:
     columns: Columns
 
     def schedule(self, values: FloatArray) -> Schedule:
-        """The schedule of an integral point [columns], without what it does for nothing.
-
-        It may cost less than the point: here a stored result is freed by an operator that runs only, so a stage may
-        run one to be rid of it, which the checker does not ask for.
-        """
+        """The schedule of an integral point [columns], without what it does for nothing. It may cost less than the
+        point: here a stored result is freed by an operator that runs only, so a stage may run one to be rid of it,
+        which the checker does not ask for."""
         c, on = self.columns, values > 0.5
         stages = []
         for t in range(c.stages):
@@ -145,11 +138,7 @@ class Checkmate:
 
 
 def formulate(problem: MemoryProblem, budget_bytes: int, *, relaxes: bool = True) -> Checkmate:
-    """The formulation under a budget.
-
-    Args:
-        relaxes: as for :func:`loadmaster.models.memory.monet.formulate`.
-    """
+    """The formulation under a budget; ``relaxes`` as for :func:`loadmaster.models.memory.monet.formulate`."""
     b = ProgramBuilder()
     c = Columns(b, problem, budget_bytes, relaxes=relaxes)
     recompute_dependencies(b, c)

@@ -55,11 +55,7 @@ def _crossing(problem: MemoryProblem) -> FloatArray:
 def formulate(
     problem: MemoryProblem, budget_bytes: int, ways: Sequence[int], segment: IntArray, again: int
 ) -> Schedule:
-    """The schedule in which the first segments run again. It may break the budget: the checker says so.
-
-    Args:
-        ways, segment, again: as for :func:`run_again`.
-    """
+    """The schedule of :func:`run_again`. It may break the budget: the checker says so."""
     runs, _ = run_again(problem, ways, segment, again)
     return complete(problem, budget_bytes, Decisions(tuple(map(frozenset, runs)), tuple(ways)))
 
@@ -67,13 +63,9 @@ def formulate(
 def run_again(
     problem: MemoryProblem, ways: Sequence[int], segment: IntArray, again: int
 ) -> tuple[list[set[int]], set[int]]:
-    """Operators that each stage runs [K + 1], and what the forward pass keeps, where the first segments run again.
-
-    Args:
-        ways: the implementation of each backward operator, [K].
-        segment: of every forward operator [V].
-        again: how many segments run again.
-    """
+    """Operators that each stage runs [K + 1], and what the forward pass keeps, where the first ``again`` segments run
+    again. ``ways`` [K]: the implementation of each backward operator. ``segment`` [V]: that of each forward
+    operator."""
     needs = baselines.needs_of(problem, ways)
     ids = baselines.forward_pass(problem, ways)
     kept = _kept(problem, set(ids), {i for now in needs for i in now}, segment, again)
@@ -90,10 +82,8 @@ def run_again(
 
 
 def _kept(problem: MemoryProblem, ids: set[int], read: set[int], segment: IntArray, again: int) -> set[int]:
-    """Results that the forward pass keeps, among them what cannot be had a second time.
-
-    Of the segments that run again, it keeps what a later one reads; of the others, what the backward pass reads.
-    """
+    """Results that the forward pass keeps, among them what cannot be had a second time. Of the segments that run again,
+    it keeps what a later one reads; of the others, what the backward pass reads."""
     kept: set[int] = set()
     for i in ids:
         operator = problem.forward[i]

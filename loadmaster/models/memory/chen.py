@@ -1,8 +1,8 @@
 """Chen's sqrt(n) checkpointing: keep what crosses segment boundaries, recompute each segment once in the backward pass.
 
-Source: [Chen16] algorithm 3, on a graph
-instead of a chain: what crosses a boundary is every result that a later segment reads. Segments are of about equal
-bytes, and their number is searched on a grid around sqrt(n), as there. It takes no budget: it is one point.
+Source: [Chen16] algorithm 3, on a graph instead of a chain: what crosses a boundary is every result that a later
+segment reads. Segments are of about equal bytes, and their number is searched on a grid around sqrt(n), as there. It
+takes no budget: it is one point.
 """
 
 from __future__ import annotations

@@ -20,11 +20,9 @@ class Choice:
 
 
 def undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Choices that no other one matches in cost, workspace and needs at once; of equals the first.
-
-    Safe in every formulation and every relaxation: a plan that uses a dominated one stays feasible and gets no
-    dearer with the one that dominates it.
-    """
+    """Choices that no other one matches in cost, workspace and needs at once; of equals the first. Safe in every
+    formulation and relaxation: a plan with a dominated one stays feasible and gets no dearer with the one that
+    dominates it."""
     kept: list[Choice] = []
     for c in sorted(choices, key=lambda c: (c.cost, c.workspace_bytes, len(c.needs), c.index)):
         if not any(k.workspace_bytes <= c.workspace_bytes and k.needs <= c.needs for k in kept):
@@ -70,16 +68,14 @@ def dominating(given: Choice, choices: Sequence[Choice]) -> Choice:
 class ByteScale:
     """Turns bytes into coefficients near one thousand, and room into right-hand sides a tolerance cannot cross.
 
-    All sizes are multiples of some grain g, so a row that may hold r bytes may as well hold half a grain more than
-    r rounded down to the grain: no further schedule fits in, and what solvers get wrong stays within the half. Such
-    rows are exact. Where the grain is finer than that, no row is: a program ``relaxes`` or restricts. About a millionth
-    of the budget is added to the room of a program whose bound and verdict are to be proofs, and taken off that of one
-    whose points are to be plans.
+    All sizes are multiples of some grain g, so a row that may hold r bytes may as well hold half a grain more than r
+    rounded down to the grain: no further schedule fits in, and what solvers get wrong stays within the half. Such rows
+    are exact (``is_exact``). Where the grain is finer than that, no row is: a program ``relaxes`` or restricts. About a
+    millionth of the budget is added to the room of a program whose bound and verdict are to be proofs, and taken off
+    that of one whose points are to be plans.
 
-    Attributes:
-        unit_bytes: what one unit of a row stands for, a power of two: dividing by it is exact.
-        fuzz_bytes: by how much a row may be wrong.
-        is_exact: whether every row is exact to the byte.
+    ``unit_bytes``: what one unit of a row stands for, a power of two, so that dividing by it is exact. ``fuzz_bytes``:
+    by how much a row may be wrong.
     """
 
     # The feasibility tolerance solvers use for a row, in units of the row.
@@ -112,7 +108,6 @@ class ByteScale:
 
 
 def _resident(problem: MemoryProblem) -> list[int]:
-    """Bytes that are resident apart from results and workspaces."""
     gradients = [size for b in problem.backward for size in (b.live_bytes, b.fixed_bytes, b.output_bytes)]
     return [*(f.fixed_bytes for f in problem.forward), *gradients]
 

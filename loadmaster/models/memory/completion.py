@@ -27,11 +27,10 @@ class Decisions:
     Attributes:
         computes: forward operators run in each stage 0..K (stage 0: which encoded results too).
         backward: implementation of each backward operator, [K], first entry for k = 1.
-        offload: results sent to the host.
         fetches: for each stage, results that arrive there, with the stage that issues them.
         keep: for each stage, what it may keep without anybody reading it later. That is worth something where backward
-            reads a result and a compute of the stage counts it among its live inputs: the accounting charges it once
-            if it is kept, and twice if it is not.
+            reads a result and a compute of the stage counts it among its live inputs: the accounting charges it once if
+            it is kept, and twice if it is not.
     """
 
     computes: tuple[frozenset[int], ...]
@@ -117,13 +116,11 @@ def _liveness(
 
 
 def _drop_needless(fetches: list[tuple[Fetch, ...]], t: int, wanted: frozenset[int]) -> None:
-    """Leave the fetches that arrive at stage t and are wanted there, if there is such a stage."""
     if t < len(fetches):
         fetches[t] = tuple(f for f in fetches[t] if f.forward in wanted)
 
 
 def _read_from_storage(problem: MemoryProblem, computes: set[int]) -> set[int]:
-    """Inputs of this stage's computes that the stage itself does not compute."""
     return {i for j in computes for i in problem.forward[j].inputs if i not in computes}
 
 
@@ -181,7 +178,6 @@ class _Room:
         return min(options)
 
     def _peak_bytes(self, j: int, implementation: int, inside: bool) -> int:
-        """Bytes resident while that implementation of j runs."""
         f = self.problem.forward[j]
         sizes = self.problem.output_bytes
         choices = f.implementations if self.t == 0 else f.recompute_implementations

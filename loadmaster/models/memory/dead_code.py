@@ -11,13 +11,11 @@ from loadmaster.models.memory.problem import MemoryProblem
 def without_dead_code(problem: MemoryProblem, schedule: Schedule) -> Schedule:
     """Drop needless recomputation, encoded results and keeps from a schedule: it gets neither dearer nor larger.
 
-    From the last stage back, a compute stays if its result is not stored already and is read later in the stage, by
-    the stage's backward operator or by a later stage, or if an encoded result that stays needs it as its parent; also
-    if the backward operator reads the result and the stage does not keep it, as keeping it could take more room.
-    A keep stays if a later stage needs it, or if the stage's backward operator reads the result and the stage does not
-    compute it, or counts it among the live inputs of a compute: there the accounting charges a result once if it is
-    kept, and twice if it is not. Schedules that offload come back as they are, because every compute dropped would move
-    the copies in time.
+    A compute stays if its result is not stored already and is read later, or if an encoded result that stays needs it
+    as its parent; also if the backward operator reads the result and the stage does not keep it, as keeping it could
+    take more room. A keep stays if a later stage needs it, or if the stage's backward operator reads the result and the
+    stage does not compute it, or counts it among the live inputs of a compute: the accounting charges it twice if it is
+    not kept. Schedules that offload come back as they are, because every compute dropped would move the copies in time.
     """
     if schedule.offload or any(stage.fetches for stage in schedule.stages):
         return schedule

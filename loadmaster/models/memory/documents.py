@@ -13,23 +13,16 @@ from loadmaster.models.memory.problem import BackwardOperator, ForwardOperator, 
 
 
 def check_problem(problem: MemoryProblem) -> None:
-    """Refuse a typed problem that means nothing.
-
-    Raises:
-        InputError: as :func:`check_graph`.
-    """
+    """Refuse a typed problem that means nothing; raises as :func:`check_graph` does."""
     check_graph(problem.forward, problem.backward, problem.objective)
 
 
 def check_graph(
     forward: tuple[ForwardOperator, ...], backward: tuple[BackwardOperator, ...], objective: Objective
 ) -> None:
-    """Refuse operators and edges that are not a training graph.
-
-    Raises:
-        InputError: ids out of order, edges that point forwards or nowhere, encoded results and in-place operators that
-            contradict each other, energies missing where the objective asks for them; names the field.
-    """
+    """Refuse operators and edges that are not a training graph, with an ``InputError`` that names the field. It refuses
+    ids out of order, edges that point forwards or nowhere, encoded results and in-place operators that contradict each
+    other, and energies missing where the objective asks for them."""
     count = len(forward)
     ordered = "Number the operators 0, 1, 2, ... in execution order; each may read only earlier ones."
     for position, f in enumerate(forward):

@@ -23,12 +23,8 @@ STRIDE = 8
 
 @dataclass(frozen=True)
 class BackwardColumns:
-    """The choices of the backward pass.
-
-    Attributes:
-        choices: for each backward operator, the columns of its implementations.
-        needs: for a backward operator k and a result that it may read, the choices that read it.
-    """
+    """The choices of the backward pass: per operator, the columns of its implementations. ``needs``: for a backward
+    operator k and a result that it may read, the choices that read it."""
 
     choices: list[IntArray]
     needs: dict[tuple[int, int], Row]
@@ -36,14 +32,9 @@ class BackwardColumns:
 
 @dataclass(frozen=True)
 class ForwardColumns:
-    """The choices of the forward pass.
-
-    Attributes:
-        stored: for each result, the column of being kept by the forward pass, or -1 [V].
-        in_place: for each operator, the column of running in place, or -1 [V].
-        choices: for operators with a choice, the columns and the implementations they stand for.
-        costs: for each operator, what it costs: a row, and a constant on top.
-    """
+    """The choices of the forward pass; the columns ``stored`` and ``in_place`` [V] are -1 for none. ``choices``: for
+    operators with a choice, the columns and the implementations they stand for. ``costs``: for each operator, what it
+    costs: a row, and a constant on top."""
 
     stored: IntArray
     in_place: IntArray
@@ -57,8 +48,7 @@ class ForwardRules:
 
     Attributes:
         survives: whether a result outlives the forward pass, so that nothing may overwrite it.
-        keep_encoded: writes an encoded result's rows and its cost, given the bytes kept before it and those that it
-            takes itself.
+        keep_encoded: writes an encoded result's rows and cost, given the bytes kept before it and those that it takes.
         sending: bytes on their way to the host while an operator runs.
     """
 

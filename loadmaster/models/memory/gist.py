@@ -23,9 +23,8 @@ def formulate(problem: MemoryProblem) -> Schedule:
 
 def _ways(problem: MemoryProblem) -> list[int]:
     """Backward implementations: the cheapest, but where one can read an encoded result, that which stores least more.
-
-    "More" is on top of what the others store anyway: a mask saves nothing where the next convolution needs the result.
-    """
+    "More" is on top of what the others store anyway: a mask saves nothing where the next convolution needs the
+    result."""
     candidates = [[way] for way in baselines.fastest_backward(problem)]
     for k, operator in enumerate(problem.backward):
         if any(baselines.encoded_needs(problem, c) for c in operator.implementations):

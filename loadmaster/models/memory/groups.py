@@ -24,13 +24,8 @@ from loadmaster.solvers.program import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """A problem with its backward stages in groups.
-
-    Attributes:
-        groups: first and last stage of each.
-        noticeable_bytes: what a choice of implementation must move in workspace to get columns.
-        scale: how bytes become coefficients.
-    """
+    """A problem with its backward stages in ``groups``: first and last stage of each. ``noticeable_bytes``: what a
+    choice of implementation must move in workspace to get columns."""
 
     problem: MemoryProblem
     groups: list[tuple[int, int]]
@@ -63,13 +58,9 @@ class GroupedProblem:
 def in_groups(
     problem: MemoryProblem, budget_bytes: int | None, starts: Sequence[int], noticeable: float, *, relaxes: bool
 ) -> GroupedProblem:
-    """The problem in groups.
-
-    Args:
-        budget_bytes: None where it is minimized.
-        noticeable: the share of the budget in workspace from which a choice of implementation gets columns.
-        relaxes: as of :class:`~loadmaster.models.memory.choices.ByteScale`.
-    """
+    """The problem in groups; ``budget_bytes`` is None where it is minimized. ``noticeable``: the share of the budget in
+    workspace from which a choice of implementation gets columns. ``relaxes``: as of
+    :class:`~loadmaster.models.memory.choices.ByteScale`."""
     near_bytes = budget_bytes or int(problem.output_bytes.sum())
     # The bytes of a row are a chain of up to so many others.
     scale = ByteScale(problem, near_bytes, terms=len(problem.forward) + 2, relaxes=relaxes)
@@ -87,10 +78,7 @@ def direct_uses(problem: MemoryProblem) -> list[set[int]]:
 
 
 def last_uses(problem: MemoryProblem) -> IntArray:
-    """The last stage at which a result can matter: read by backward, or by a recomputation that can matter [V].
-
-    0 for results that backward never wants.
-    """
+    """Last stage at which a result can matter: read by backward, or by a recomputation that can matter; else 0 [V]."""
     last = np.array([max(u, default=0) for u in direct_uses(problem)], dtype=np.int64)
     for operator in reversed(problem.forward):
         i = operator.id
@@ -137,11 +125,9 @@ def groups_by_mass(problem: MemoryProblem, count: int) -> list[int]:
 def worthwhile(
     problem: MemoryProblem, choices: Sequence[Implementation], threshold_bytes: float
 ) -> list[tuple[int, Implementation]]:
-    """The implementations on the front of cost against workspace, cheapest first, with their indices.
-
-    When their workspaces differ by less than ``threshold_bytes`` in all, only the cheapest is left: the caller decides
-    what to assume of its workspace.
-    """
+    """The implementations on the front of cost against workspace, cheapest first, with their indices. When their
+    workspaces differ by less than ``threshold_bytes`` in all, only the cheapest is left: the caller decides what to
+    assume of its workspace."""
     offered = [Choice(n, problem.cost(c), c.workspace_bytes) for n, c in enumerate(choices)]
     front = sorted(undominated(offered), key=lambda c: c.cost)
     if front[0].workspace_bytes - front[-1].workspace_bytes < threshold_bytes:

@@ -11,10 +11,8 @@ from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 
 def spread(problem: MemoryProblem, count: int) -> list[int]:
-    """Spread ``count`` budgets evenly from a little above the provable minimum to the plain step's peak.
-
-    Where the problem states a budget that is less than this peak, they end there.
-    """
+    """Spread ``count`` budgets evenly from a little above the provable minimum to the plain step's peak, or to the
+    problem's budget where that is less."""
     low, high = 1.1 * minimum_budget(problem).budget_bytes, plain.peak_bytes(problem)
     if problem.budget_bytes is not None:
         high = min(high, problem.budget_bytes)

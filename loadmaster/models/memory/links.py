@@ -32,13 +32,8 @@ from loadmaster.models.memory.verdict import Copy
 
 
 class Start(NamedTuple):
-    """Earliest start of an operator.
-
-    Attributes:
-        cut_us: time by which the compute has taken longer because of results sent just before.
-        start_us: when it may start, that included.
-        stuck: results that it would wait for and that are not even queued.
-    """
+    """Earliest start of an operator, ``start_us``, later by ``cut_us`` because of results sent just before. ``stuck``:
+    results that it would wait for and that are not even queued."""
 
     cut_us: float
     start_us: float
@@ -46,13 +41,9 @@ class Start(NamedTuple):
 
 
 class HostTraffic:
-    """The copies of one schedule in time. Without a link, or with ids that do not exist, nothing travels.
-
-    Attributes:
-        copies: all copies queued so far, in the order in which they run.
-        leaving_bytes: results done with in the forward pass that have not gone yet.
-        incoming_bytes: results fetched that have not arrived yet.
-    """
+    """The copies of one schedule in time, in the order in which they run. Without a link, or with ids that do not
+    exist, nothing travels. ``leaving_bytes``: results done with in the forward pass that have not gone yet.
+    ``incoming_bytes``: results fetched that have not arrived yet."""
 
     def __init__(self, problem: MemoryProblem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
@@ -128,12 +119,9 @@ def sending_order(problem: MemoryProblem, offload: Sequence[int]) -> tuple[int, 
 
 
 def latest_departures(problem: MemoryProblem, offload: Sequence[int], room_bytes: Sequence[int]) -> tuple[int, ...]:
-    """Latest ``gone_before`` of each result sent that the memory allows: no operator waits without need.
-
-    Args:
-        offload: in sending order, see :func:`sending_order`.
-        room_bytes: what the forward pass leaves to results on their way, before and while each operator runs [V].
-    """
+    """Latest ``gone_before`` of each result sent that the memory allows: no operator waits without need. ``offload``:
+    in :func:`sending_order`. ``room_bytes`` [V]: what the forward pass leaves to results on their way, before and while
+    each operator runs."""
     gone_before = dict.fromkeys(offload, len(problem.forward))
     waiting = deque(offload)
     leaving: deque[int] = deque()

@@ -14,13 +14,8 @@ BoolArray = NDArray[np.bool_]
 
 
 class Liveness:
-    """Cells of the stage-by-operator grid where computing or keeping a result can help.
-
-    Attributes:
-        compute: [stages, V], whether forward operator i is worth running in stage t. In stage 0 that says something
-            about encoded results only: the others always run there.
-        keep: [stages, V], whether result i is worth handing from stage t to stage t + 1.
-    """
+    """Cells [stages, V] where computing result i in stage t, or keeping it from t to t + 1, can help. In stage 0
+    ``compute`` says something about encoded results only: the others always run there."""
 
     def __init__(
         self,
@@ -29,10 +24,8 @@ class Liveness:
         may_recompute: BoolArray | None = None,
         needs: Sequence[Collection[int]] | None = None,
     ) -> None:
-        """Find the cells; ``may_recompute`` [stages, V] leaves out recomputations (row 0 is not read).
-
-        ``needs`` [K]: what each backward operator may read; None: what any of its undominated implementations needs.
-        """
+        """Find the cells; ``may_recompute`` [stages, V] leaves out recomputations (row 0 is not read). ``needs`` [K]:
+        what each backward operator may read; None: what any of its undominated implementations needs."""
         stages, count = problem.stage_count, len(problem.forward)
         if needs is None:
             needs = [{i for c in backward_choices(problem, k) for i in c.needs} for k in range(1, stages)]
@@ -69,8 +62,8 @@ def fits_alone(problem: MemoryProblem, budget_bytes: int) -> BoolArray:
     """Mask of the recomputations that fit the budget with nothing else kept, [stages, V]. No plan holds others.
 
     Row 0 says it of the forward pass. Resident are at least the stage's gradients and fixed bytes, the live inputs, the
-    result, and the least workspace that any implementation, in place or not, gets by with. An encoded result fits where
-    its parent does.
+    result, and the least workspace of any implementation, in place or not. An encoded result fits where its parent
+    does.
     """
     least = np.zeros((2, len(problem.forward)), dtype=np.int64)
     for f in problem.forward:

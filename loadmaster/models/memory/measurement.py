@@ -27,11 +27,10 @@ _Time = Annotated[float, Bounds(ge=0, le=1e18)]
 
 @dataclass(frozen=True)
 class MemoryMeasurement:
-    """Measurement of one plan that ran on one device.
+    """Measurement of one plan that ran on one device (``cpu`` or ``cuda``).
 
     Attributes:
         schedule_sha256: what ran (see :func:`schedule_sha256`).
-        device: ``cpu`` or ``cuda``.
         peak_bytes, step_us: of the steps that were timed, without a profiler.
         times_us, allocated_bytes: of one profiled step, from 0 on: so many bytes are allocated from each time to the
             next, resident ones included. The last time is the end of the step.
@@ -50,11 +49,7 @@ class MemoryMeasurement:
     __pydantic_config__: ClassVar = READING
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, for ``loadmaster show PLAN.json --measured FILE``.
-
-        Raises:
-            InputError: the path cannot be written.
-        """
+        """Write it for ``loadmaster show PLAN.json --measured FILE``; ``InputError``: the path cannot be written."""
         save_document(path, write_measurement(self))
 
 
@@ -89,12 +84,8 @@ def _thinned(levels: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def read_measurement(document: Document, plan: MemoryPlan) -> MemoryMeasurement:
-    """Measurement of a plan, from its document.
-
-    Raises:
-        InputError: unknown fields or versions, values out of range, times that do not ascend from 0; or it is of
-            another problem or another plan. Names the field.
-    """
+    """Measurement of a plan, from its document. ``InputError`` names the field: unknown fields or versions, values out
+    of range, times that do not ascend from 0, or another problem or plan."""
     found = read(MemoryMeasurement, MEASUREMENT_SCHEMA, document)
     if found.problem_sha256 != plan.problem_sha256:
         remedy = "Give the measurement that fit wrote next to this plan."

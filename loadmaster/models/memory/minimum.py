@@ -14,14 +14,9 @@ from loadmaster.models.memory.problem import BackwardImplementation, MemoryProbl
 
 @dataclass(frozen=True)
 class MinimumBudget:
-    """The bound.
-
-    Attributes:
-        budget_bytes: no plan exists under a budget below this.
-        where: the operator that sets it.
-        blockers: what is resident there, largest first; their sizes add up to ``budget_bytes`` (a workspace that saves
-            memory, as of an in-place operator, is taken off the largest).
-    """
+    """No plan exists under a budget below ``budget_bytes``, which the operator ``where`` sets. ``blockers``: what is
+    resident there, largest first; their sizes add up to ``budget_bytes`` (a workspace that saves memory, as of an
+    in-place operator, is taken off the largest)."""
 
     budget_bytes: int
     where: str

@@ -96,8 +96,8 @@ def formulate(
 
     Args:
         may_recompute: [stages, V], which recomputations to consider (row 0 is not read); None: all.
-        boundaries: the stages B, any of 1..K; None: about eight, evenly spread. More of them bring the
-            linear relaxation closer to the optimum, and make it slower.
+        boundaries: the stages B, any of 1..K; None: about eight, evenly spread. More of them bring the linear
+            relaxation closer to the optimum, and make it slower.
     """
     if boundaries is None:
         boundaries = range(1, problem.stage_count, max(1, round((problem.stage_count - 1) / _BOUNDARIES)))

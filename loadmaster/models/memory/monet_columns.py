@@ -25,12 +25,11 @@ class MonetColumns:
     """The columns of one program.
 
     Attributes:
-        compute, keep: of r[t,i] and s[t+1,i] [stages, V].
+        compute, keep, resident: of r[t,i], s[t+1,i] and a [stages, V].
         choice, pick_at: of d; ``pick_at`` by stage, operator and implementation.
         in_place_at, encoded_in_place_at: of q and y, -1 for none [stages, V].
         backward, way_at: of h, one for each of ``ways``; ``way_at`` by backward operator and implementation.
         need, need_at: of w; ``need_at`` by backward operator and result.
-        resident: of a [stages, V].
         again: of z [boundaries, V].
         may_compute: where r is not fixed at zero [stages, V].
     """

@@ -42,11 +42,11 @@ class Monet:
         return without_dead_code(c.problem, Schedule(tuple(stages)))
 
     def cover(self, schedule: Schedule, moment: Moment) -> tuple[FloatArray, float]:
-        """A row that no plan violates, and that every point violates whose schedule holds at ``moment`` what this one
-        does, which is more than the budget: its coefficients [columns] and its lower bound.
+        """A row, as coefficients [columns] and a lower bound, that cuts off what the schedule holds at ``moment``.
 
-        What is there is named by the columns at one, and what would be there if something did not save room by those
-        at zero. At least one of them is otherwise.
+        No plan violates it, and every point does whose schedule holds then what this one does, which is more than the
+        budget. What is there is named by the columns at one, and what would be there if something did not save room by
+        those at zero. At least one of them is otherwise.
         """
         there, away = self._holding(schedule, moment)
         coefficients = np.zeros(self.program.column_count)
@@ -96,9 +96,9 @@ class Monet:
     def start(self, schedule: Schedule) -> FloatArray:
         """The point [columns] of a schedule that stays inside the program, to start a solver from.
 
-        Implementations left out as dominated are replaced by ones that dominate them; what the program fixes at zero
-        is left out, as nothing in it needs that. Feasible if the schedule passes the checker and recomputes nothing
-        that the caller ruled out.
+        Implementations left out as dominated are replaced by ones that dominate them; what the program fixes at zero is
+        left out, as nothing in it needs that. Feasible if the schedule passes the checker and recomputes nothing that
+        the caller ruled out.
         """
         c = self.columns
         values = np.zeros(self.program.column_count)

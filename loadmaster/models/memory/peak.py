@@ -28,11 +28,8 @@ _SMALL = 0.03  # of the peak: rows below give way where there are many
 
 
 def peak_by_module(problem: MemoryProblem, schedule: Schedule | None = None) -> Parts:
-    """Module paths and the bytes of each at the peak, largest first; they add up to the peak.
-
-    Args:
-        schedule: of a plan. None: the plain step, nothing recomputed, which budgets such as "50 %" are taken of.
-    """
+    """Module paths and the bytes of each at the peak, largest first; they add up to the peak. ``schedule``: of a plan.
+    None: the plain step, nothing recomputed, which budgets such as "50 %" are taken of."""
     schedule = schedule or plain.formulate(problem)
     moment = check(problem, schedule, budget_bytes=0).peak
     return [] if moment is None else at_moment(problem, schedule, moment)
@@ -44,11 +41,8 @@ def at_moment(problem: MemoryProblem, schedule: Schedule, moment: Moment) -> Par
 
 
 def folded(parts: Sequence[tuple[str, int]], most: int = 8) -> Parts:
-    """Fold parts into at most ``most`` rows of the same bytes.
-
-    Like blocks of a repeated module go together (``layers.*.mlp``), paths are as deep as there is room for, and the
-    smallest become "other".
-    """
+    """Fold parts into at most ``most`` rows of the same bytes. Like blocks of a repeated module go together
+    (``layers.*.mlp``), paths are as deep as there is room for, and the smallest become "other"."""
     repeated = _repeated([name for name, _ in parts])
     rows: dict[Path, list[tuple[Path, int]]] = {}
     for name, size in parts:

@@ -30,11 +30,9 @@ CHECKED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Compute:
-    """Run forward operator ``forward`` with that implementation (index into the stage's list of them).
-
-    In stage 0 the index counts ``implementations``, later ``recompute_implementations``. For an encoded result
-    ``in_place`` says that its parent runs in place.
-    """
+    """Run forward operator ``forward`` with the ``implementation`` of that index. In stage 0 the index counts
+    ``implementations``, later ``recompute_implementations``. For an encoded result ``in_place`` says that its parent
+    runs in place."""
 
     leave_out_defaults: ClassVar = True
 
@@ -45,8 +43,8 @@ class Compute:
 
 @dataclass(frozen=True)
 class Fetch:
-    """An offloaded result on its way back: sent when stage ``issued_at`` starts, on the device when this stage
-    starts. Its bytes count from ``issued_at`` on."""
+    """An offloaded result on its way back from the start of stage ``issued_at``; it is there when this stage starts.
+    Its bytes count from ``issued_at`` on."""
 
     forward: Index
     issued_at: Index
@@ -88,10 +86,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Blocker:
-    """One tensor that sets the minimum budget: where it stands in the way and how large it is.
-
-    ``module`` is the path of the module that makes it; ``tensor`` names the operator too then.
-    """
+    """One tensor that sets the minimum budget: where it stands in the way and how large it is. ``module`` is the path
+    of the module that makes it; ``tensor`` names the operator too then."""
 
     tensor: str
     op: str
@@ -111,8 +107,7 @@ class MemoryInfeasibility:
     Attributes:
         minimum_budget_bytes: no plan exists below this (proved).
         short_bytes: how much more the budget needs at least.
-        where: the operator that sets the minimum.
-        blockers: the tensors resident there, largest first.
+        where, blockers: the operator that sets the minimum, and the tensors resident there, largest first.
         planned_budget_bytes: a budget that has a plan, which the planner finds at once; None if none was looked for.
     """
 
@@ -134,7 +129,7 @@ class MemoryPlan(Plan):
             ``overhead_gap`` on what the budget costs over the unconstrained step.
         unconstrained: objective of the step with memory to spare.
         method: ``monet``, ``banded``, ``checkmate``, ...
-        check: see :func:`loadmaster.models.memory.checker.check`.
+        check: see :meth:`loadmaster.models.memory.verdict.MemoryCheck.summary`.
         schedule: None when infeasible.
     """
 

@@ -29,11 +29,7 @@ def example_names() -> list[str]:
 
 
 def example(name: str) -> dict[str, Any]:
-    """A shipped problem document. Without ``-full`` or ``-recompute`` the ``-full`` one is meant.
-
-    Raises:
-        InputError: no example has this name.
-    """
+    """A shipped problem document; ``-full`` is meant without it or ``-recompute``. ``InputError``: no such example."""
     full_name = name + _ALIASES.get(name, "")
     if full_name not in example_names():
         raise InputError("example", name, "no such example", f"Choose one of: {', '.join(example_names())}.")
@@ -44,10 +40,8 @@ def example(name: str) -> dict[str, Any]:
 
 
 def reference(name: str) -> dict[int, Mapping[str, float]]:
-    """Published results for a shipped problem, by budget in bytes: ``best_objective_us``, ``best_bound_us``.
-
-    Empty for any other problem. ``name`` is the document's own (``resnet50-b184-p100-full``).
-    """
+    """Published results for a shipped problem, by budget in bytes: ``best_objective_us``, ``best_bound_us``. Empty for
+    any other problem. ``name`` is the document's own (``resnet50-b184-p100-full``)."""
     published = json.loads((files(_DATA) / "data" / "reference.json").read_text("utf-8"))
     return {int(row["budget_bytes"]): row for row in published.get(name, {}).values()}
 
@@ -66,10 +60,7 @@ class _Operator:
 
 def chain(operators: int, activation_bytes: int, time_us: float = 1000.0) -> dict[str, Any]:
     """Equal operators in a row and a loss; each backward takes twice the forward time and reads its input.
-
-    Raises:
-        InputError: a number is out of range.
-    """
+    ``InputError``: a number is out of range."""
     expect_range("--chain", operators, 1, 10_000)
     expect_range("--activation-bytes", activation_bytes, 1, 2**50)
     ops = [
@@ -84,10 +75,7 @@ def transformer(
     layers: int, hidden: int, sequence: int, batch: int, device: Hardware, vocabulary: int = 50304
 ) -> dict[str, Any]:
     """A decoder-only transformer in bf16 with fused attention; weights and gradients are resident all along.
-
-    Raises:
-        InputError: a number is out of range.
-    """
+    ``InputError``: a number is out of range."""
     roofline = Roofline(device)
     ops = [_timed(o, roofline) for o in decoder(layers, hidden, sequence, batch, vocabulary)]
     weights = 2 * (12 * layers * hidden * hidden + vocabulary * hidden)

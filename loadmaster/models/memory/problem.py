@@ -71,12 +71,11 @@ class ForwardOperator:
         live_bytes: their total size.
         fixed_bytes: parameters, gradients so far and inputs that are resident anyway.
         recompute_implementations: costs when run again in the backward pass.
-        encodes: this is an encoded result of that parent (sign bits of a ReLU, indices of a max-pool): it can only
-            be computed in a stage that computes the parent too.
+        encodes: this is an encoded result of that parent (sign bits of a ReLU, indices of a max-pool): it can only be
+            computed in a stage that computes the parent too.
         recomputable: False for results that must not be computed twice.
         offloadable: whether the result may travel to host memory.
-        node: the name of the graph node it was captured from.
-        module: the path of the module that ran it, ``layers.11.mlp``.
+        node, module: the graph node it was captured from; the path of the module that ran it, ``layers.11.mlp``.
         source: the file and the line of the model's code, ``model.py:214``.
     """
 
@@ -116,13 +115,9 @@ class ForwardOperator:
 
 @dataclass(frozen=True)
 class BackwardOperator:
-    """Backward operator k = 1..K.
-
-    Attributes:
-        output_bytes: size of the gradient it produces.
-        live_bytes: gradients that must stay for it and later ones.
-        fixed_bytes, node, module, source: as for the forward operators.
-    """
+    """Backward operator k = 1..K. ``fixed_bytes``, ``node``, ``module`` and ``source`` are as for the forward
+    operators. ``output_bytes``: size of the gradient it produces. ``live_bytes``: gradients that must stay for it and
+    later ones."""
 
     id: Annotated[int, Bounds(ge=1, le=LARGEST_BYTES)]
     op: str
@@ -156,13 +151,8 @@ def last_readers(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, repr=False)
 class MemoryProblem(ShownProblem):
-    """A training graph with costs, a budget (or None: to be given at planning time) and an objective.
-
-    Its identity is :attr:`sha256`.
-
-    Attributes:
-        captured_with: the packages it was captured with, and their versions.
-    """
+    """A training graph with costs, a budget (None: given at planning time) and an objective. Its identity is
+    :attr:`sha256`. ``captured_with``: the packages it was captured with, and their versions."""
 
     name: Name
     forward: Annotated[tuple[ForwardOperator, ...], Bounds(min_length=1, max_length=20_000)]
@@ -183,8 +173,7 @@ class MemoryProblem(ShownProblem):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of graph, costs and objective: neither the budget, names and places in the model nor the tools of the
-        capture enter it."""
+        """Hash of graph, costs and objective; not of the budget, names and places in the model, or capturing tools."""
         left_out = ("name", "title", "budget_bytes", "captured_with")
         identity = {k: v for k, v in plain(self).items() if k not in left_out}
         for operators in ("forward", "backward"):
@@ -251,10 +240,8 @@ class MemoryProblem(ShownProblem):
         return tuple(tuple(e) for e in encoded)
 
     def first_run(self, read: Collection[int]) -> frozenset[int]:
-        """Operators that the forward pass runs so that the results in ``read`` are there after it.
-
-        That is every operator, and of the encoded results those that are in ``read`` or that others that run read.
-        """
+        """Operators that the forward pass runs so that the results in ``read`` are there after it. That is every
+        operator, and of the encoded results those that are in ``read`` or that others that run read."""
         runs = {f.id for f in self.forward if f.encodes is None or f.id in read}
         for f in reversed(self.forward):
             if f.id in runs:

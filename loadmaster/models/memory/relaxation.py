@@ -96,13 +96,8 @@ def build(
     *,
     out_of_time: Callable[[], bool] | None = None,
 ) -> Relaxation:
-    """Build one boundary relaxation.
-
-    Args:
-        budget_bytes: None to minimize the budget itself.
-        starts: first stages of the groups.
-        out_of_time: once true, the writing ends with :class:`~loadmaster.models.memory.rows.OutOfTimeError`.
-    """
+    """Build one boundary relaxation, of groups with the first stages ``starts``; a budget of None is minimized. Once
+    ``out_of_time``, the writing ends with :class:`~loadmaster.models.memory.rows.OutOfTimeError`."""
     grouped = in_groups(problem, budget_bytes, starts, NOTICEABLE, relaxes=True)
     w = RowWriter(grouped.scale, budget_bytes, out_of_time)
     columns = _columns(w, grouped)
@@ -212,11 +207,9 @@ def group_start_memory(w: RowWriter, grouped: GroupedProblem, c: Columns, links:
 def backward_memory(
     w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, links: LinkColumns | None, g: int
 ) -> None:
-    """Add (R7) to (R9): backward operators, with what must be there next to their own needs.
-
-    From the group's last stage to its first. ``lasting`` holds the column of w for each result that some later stage
-    of the group wants: before the last stage, each w is at least the one after it. ``standing`` is what they take.
-    """
+    """Add (R7) to (R9): backward operators, with what must be there next to their own needs. From the group's last
+    stage to its first. ``lasting`` holds the column of w for each result that some later stage of the group wants:
+    before the last stage, each w is at least the one after it. ``standing`` is what they take."""
     a, b = grouped.groups[g]
     sizes = grouped.sizes
     carried = [i for i in range(grouped.count) if c.later(g, i)]

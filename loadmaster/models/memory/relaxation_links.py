@@ -23,14 +23,8 @@ WHOLE_CELLS = 1_500
 
 @dataclass(frozen=True)
 class LinkColumns:
-    """The columns of a relaxation that are about the link.
-
-    Attributes:
-        queue: of the forward pass.
-        fetch: of f[g,i] [groups, V].
-        prefetched: of p[g] [groups].
-        under_way: of z[g,i], -1 for none [groups, V].
-    """
+    """The columns of a relaxation about the link: ``queue``, of the forward pass, and f, p and z. ``fetch`` and
+    ``under_way`` (-1 for none): of f[g,i] and z[g,i] [groups, V]; ``prefetched``: of p[g] [groups]."""
 
     queue: SendQueue
     fetch: IntArray
@@ -49,10 +43,7 @@ def link_columns(w: RowWriter, grouped: GroupedProblem, offload: IntArray, fetch
 
 
 def on_the_way(grouped: GroupedProblem, links: LinkColumns | None, g: int, k: int) -> Row:
-    """Row of p[g], or of what is under way whole, for stage k of the group.
-
-    It counts from the start of the stage in which it has been issued.
-    """
+    """Row of p[g], or of what is under way whole, for stage k; it counts from the start of the stage that issued it."""
     if links is None or k != grouped.groups[g][1]:
         return Row()
     if not links.queue.whole:

@@ -21,14 +21,8 @@ from loadmaster.solvers.program import FloatArray, IntArray, Program
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of s, r, o and f, -1 for none.
-
-    Attributes:
-        stored, recompute, fetch: [groups, V].
-        offload: [V].
-        recompute_workspace: of recomputations with a choice: the workspace chosen, in units.
-        spent: for each group, the objective of its recomputations.
-    """
+    """The columns of s, r and f [groups, V], and of o [V], -1 for none. ``recompute_workspace``: of recomputations with
+    a choice, the workspace chosen, in units. ``spent``: for each group, the objective of its recomputations."""
 
     stored: IntArray
     recompute: IntArray
@@ -52,12 +46,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """One boundary relaxation: its program, and what points of it say.
-
-    Attributes:
-        groups: first and last stage of each group.
-        scale: of the program's rows.
-    """
+    """One boundary relaxation: its program, and what points of it say. ``groups``: first and last stage of each."""
 
     program: Program
     problem: MemoryProblem

@@ -50,7 +50,6 @@ class RowWriter:
     """Writes one program: columns, rows in named blocks, costs.
 
     Attributes:
-        builder: where columns come from.
         scale: how bytes become coefficients.
         minimizes_budget: the budget is a variable, in units of the scale, and the one thing that is minimized.
         shares: the continuous columns in [0, 1].
@@ -60,11 +59,7 @@ class RowWriter:
     def __init__(
         self, scale: ByteScale, budget_bytes: int | None, out_of_time: Callable[[], bool] | None = None
     ) -> None:
-        """
-        Args:
-            budget_bytes: None to minimize it, whatever the objective.
-            out_of_time: asked now and then; once true, writing ends with :class:`OutOfTimeError`.
-        """
+        """Start a program; a budget of None is minimized. :class:`OutOfTimeError` ends it once ``out_of_time``."""
         self.builder = ProgramBuilder()
         self.scale = scale
         self.minimizes_budget = budget_bytes is None

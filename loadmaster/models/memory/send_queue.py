@@ -4,8 +4,7 @@ The rule that it follows is stated in :mod:`loadmaster.models.memory.links`. A r
 sent; here its bytes go one by one. So the queue is a relaxation of the rule, and a program that chooses by it is late
 by the time of one copy at most. On small graphs, where a copy is long compared with the step, results can be held
 whole: that takes a binary variable for each result and each operator after it. The constraints (O1) and (R16) are in
-the formulations that use the queue, :mod:`loadmaster.models.memory.banded` and
-:mod:`loadmaster.models.memory.relaxation`.
+:mod:`loadmaster.models.memory.banded` and :mod:`loadmaster.models.memory.relaxation`.
 """
 
 from __future__ import annotations
@@ -26,14 +25,9 @@ LINK_SLACK = 1e-5
 
 @dataclass(frozen=True)
 class SendQueue:
-    """The columns of the queue.
-
-    Attributes:
-        offload: of o[i], -1 for none [V].
-        backlog: of b[j]: bytes done with, not sent, when forward operator j starts (j = V: the backward pass) [V + 1].
-        whole: results are held whole.
-        gone: of u[i,j], -1 for none [V, V]: with results held whole, i is gone when j starts.
-    """
+    """The columns of the queue, -1 for none; with ``whole``, results are held whole. ``offload`` [V]: of o[i].
+    ``backlog`` [V + 1]: of b[j], bytes done with but not sent when forward operator j starts (j = V: the backward
+    pass). ``gone`` [V, V]: of u[i,j]: with results held whole, i is gone when j starts."""
 
     offload: IntArray
     backlog: IntArray
@@ -62,10 +56,8 @@ def held_bytes(g: GroupedProblem, queue: SendQueue | None, f: ForwardOperator) -
 
 
 def drain_queue(w: RowWriter, g: GroupedProblem, queue: SendQueue, costs: list[tuple[Row, float]]) -> None:
-    """Add (O1): what is done with joins the queue; the link takes from it while operators run and while they wait.
-
-    Each result sent is paid for here: by so much the next operator starts later, and the link carries on.
-    """
+    """Add (O1): what is done with joins the queue; the link takes from it while operators run and while they wait. Each
+    result sent is paid for here: by so much the next operator starts later, and the link carries on."""
     link = g.problem.host_link
     assert link is not None
     per_us = link.to_host_gbps * 1e3 / g.scale.unit_bytes

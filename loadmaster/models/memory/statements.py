@@ -35,12 +35,8 @@ def _recompute(problem: MemoryProblem, plan: MemoryPlan, verdict: MemoryCheck | 
 
 
 def _infeasible(problem: MemoryProblem, plan: MemoryPlan, least: float) -> Recomputed:
-    """Recompute the figures of an infeasible plan.
-
-    They are exact where an operator alone needs more than the budget; elsewhere they are a relaxation's word, as far as
-    no
-    schedule that is known contradicts it.
-    """
+    """Recompute the figures of an infeasible plan: exact where an operator alone needs more than the budget. Elsewhere
+    they are a relaxation's word, as far as no schedule that is known contradicts it."""
     floor, found = minimum_budget(problem), plan.infeasibility
     fields = {"unconstrained": least, "overhead_gap": None, "method": plan.options.get("method", plan.method)}
     known = [check(problem, make(problem), 0) for make in (plain.formulate, unconstrained.formulate)]

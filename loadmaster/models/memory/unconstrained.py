@@ -89,11 +89,7 @@ def unconstrained(problem: MemoryProblem) -> Unconstrained:
 
 
 class _Prices:
-    """The a_i: what it costs that results are read.
-
-    Attributes:
-        operators: those i whose a_i is not zero whatever is read.
-    """
+    """The a_i: what it costs that results are read. ``operators``: those i whose a_i is not zero whatever is read."""
 
     def __init__(self, problem: MemoryProblem) -> None:
         self._problem = problem

@@ -14,10 +14,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 def restrictions(problem: MemoryProblem) -> dict[str, MemoryProblem]:
     """Restrictions of a problem by name: without the link to the host, and with no result computed twice.
-
-    Raises:
-        InputError: nothing may be offloaded anyway.
-    """
+    ``InputError``: nothing may be offloaded anyway."""
     if problem.host_link is None:
         raise InputError(
             "problem.host_link",
@@ -41,10 +38,8 @@ def with_resident(problem: MemoryProblem, extra_bytes: int) -> MemoryProblem:
 
     A measured peak can be above the planned one: an allocator hands out larger blocks than asked, libraries keep
     workspaces, compilers make temporaries. What is missing counts as resident through the whole step, so that the
-    budget stays the user's; every schedule's peak, by the checker, is higher by exactly that much.
-
-    Raises:
-        InputError: less than nothing would be resident somewhere.
+    budget stays the user's; every schedule's peak, by the checker, is higher by exactly that much. ``InputError``: less
+    than nothing would be resident somewhere.
     """
     least = -least_resident_bytes(problem)
     if extra_bytes < least:

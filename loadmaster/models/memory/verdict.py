@@ -32,11 +32,7 @@ class Event:
 
 class Moment(NamedTuple):
     """A moment when bytes are counted: just ``before`` forward operator ``operator``, or while an operator runs.
-
-    Attributes:
-        implementation, in_place: how the operator runs.
-        travelling_bytes: of results on their way to or from the host.
-    """
+    ``implementation`` and ``in_place`` say how it runs; ``travelling_bytes`` are on their way to or from the host."""
 
     stage: int
     what: Literal["before", "forward", "backward"]
@@ -62,14 +58,12 @@ class MemoryCheck:
     """The verdict.
 
     Attributes:
-        ok: no violation.
         violations: in words, empty when ok.
         peak_bytes, peak_at: the highest resident bytes and the operator there.
         peak: the same moment as data; None where nothing was replayed.
         objective: of the replay, in the problem's unit.
         time_us: of the whole step, with its parts forward, recompute, backward, stall and cut.
-        events: the timeline of the operators.
-        copies: the timeline of the host link.
+        events, copies: the timelines of the operators and of the host link.
     """
 
     ok: bool

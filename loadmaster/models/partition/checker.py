@@ -64,7 +64,6 @@ class PartitionCheck:
         peak_bytes, peak_at: the most that one worker holds, and the operator there. Of a worker that has a part of the
             budget, it is the budget that it needs.
         moved_bytes: what all workers receive together.
-        compute_us, transfer_us: the two parts of the step.
         resident_bytes: [operators] what one worker holds while each runs, the fullest one, counted as the peak is.
         held_bytes: for each sort of workers the most that one of them holds.
         redistributions: those that move anything.
@@ -93,11 +92,7 @@ class PartitionCheck:
 
 
 def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> PartitionCheck:
-    """Check a plan.
-
-    Raises:
-        InputError: the plan is of another problem, or infeasible.
-    """
+    """Check a plan; raise InputError for a plan of another problem, or an infeasible one."""
     expect_problem(plan.problem_sha256, problem.sha256)
     if plan.splits is None:
         raise InputError("status", plan.status, "nothing is split", "Check a plan that was found.")
@@ -105,11 +100,7 @@ def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> PartitionCheck
 
 
 def check(problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: Rules | None = None) -> PartitionCheck:
-    """Hold placements and strategies against the rules above.
-
-    Args:
-        rules: of the problem, where the caller checks more than one plan.
-    """
+    """Hold placements and strategies against the rules above; give ``rules`` to check several plans of one problem."""
     return _Checking(problem, splits, budget_bytes, rules or Rules(problem)).verdict()
 
 
@@ -161,12 +152,8 @@ class _Checking:
         )
 
     def _budget(self, held: IntArray, needed: IntArray) -> None:
-        """Check (P5): no worker holds more than its part of the budget.
-
-        Args:
-            held: [workers, operators]
-            needed: [operators]
-        """
+        """Check (P5): no worker holds more than its part of the budget; held [workers, operators], needed
+        [operators]."""
         over = np.flatnonzero(needed > self.budget_bytes)
         if len(over):
             n = int(over[0])
@@ -273,7 +260,6 @@ class _Checking:
                     self.wrong.append(f"{self._name(n)} is {what}, and does not run where its tensors lie")
 
     def _moved(self, side: Side) -> tuple[float, float]:
-        """Bytes and microseconds that the redistribution of one side takes."""
         of, lies = self.problem.tensors[side.tensor], self.placements[side.tensor]
         held, needed = (side.placement, lies) if side.output else (lies, side.placement)
         key = (of.shape, of.element_bytes, held, needed, side.halos)

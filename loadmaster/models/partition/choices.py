@@ -33,12 +33,7 @@ States = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Variable:
-    """A class of tensors or of operators.
-
-    Attributes:
-        members: their numbers in the problem.
-        states: placements, or strategies on every axis.
-    """
+    """Class of tensors, whose states are placements, or of operators, whose states are strategies on every axis."""
 
     of: Literal["tensors", "operators"]
     members: tuple[int, ...]
@@ -96,14 +91,8 @@ def _elementwise_strategy(strategies: Sequence[Strategy], part: int) -> int:
 
 
 def coarsened(problem: PartitionProblem, *, copies_alike: bool = False) -> Choices:
-    """The variables of a problem, and what they cost.
-
-    Args:
-        copies_alike: whether copies are placed as their originals.
-
-    Raises:
-        InputError: tied tensors or operators that have nothing to choose together.
-    """
+    """The variables of a problem, and what they cost; copies are placed as their originals if ``copies_alike``. Raises
+    InputError for tied tensors or operators that have nothing to choose together."""
     return _Coarsening(problem, Classes(problem, copies_alike=copies_alike)).choices()
 
 
@@ -139,7 +128,6 @@ class _Coarsening:
         return self.problem.tensors[tensor].shape
 
     def _compute(self, found: Choices) -> None:
-        """Add the times of operators, by how they are divided."""
         for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
             if v is not None:
                 strategies = self.problem.strategies(operator)
@@ -168,11 +156,9 @@ class _Coarsening:
         self._copies(found)
 
     def _share(self, tensor: int, *, output: bool) -> float:
-        """Share of the traffic that counts."""
         return exposed(self.problem, tensor, output=output) if self.timed else 1.0
 
     def _copies(self, found: Choices) -> None:
-        """Traffic from originals to copies."""
         price = self.traffic.time_us if self.timed else self.traffic.received_bytes
         alike: Counter[tuple[int, int, tuple[int, ...], int, float]] = Counter()
         for copy, original in self.problem.copied.items():

@@ -21,11 +21,8 @@ from loadmaster.models.partition.sides import StrategyStates, runs_where_its_ten
 
 
 class Classes:
-    """The classes of one problem, members ascending.
-
-    Args:
-        copies_alike: whether copies are placed as their originals even where something may be stored twice.
-    """
+    """The classes of one problem, members ascending. If ``copies_alike``, copies are placed as their originals even
+    where something may be stored twice."""
 
     def __init__(self, problem: PartitionProblem, *, copies_alike: bool = False) -> None:
         self.problem, self._copies_alike = problem, copies_alike or not problem.replicas
@@ -55,11 +52,7 @@ class Classes:
 
     @cached_property
     def placements(self) -> list[tuple[Placement, ...]]:
-        """Placements that each class of tensors can have.
-
-        Raises:
-            InputError: its members have none in common.
-        """
+        """Placements that each class of tensors can have; raises InputError where its members have none in common."""
         useful_to = self._useful()
         found = []
         for members in self.tensors:
@@ -76,11 +69,8 @@ class Classes:
 
     @cached_property
     def states(self) -> list[tuple[tuple[int, ...], ...]]:
-        """States of each class of operators: numbers of strategies, one for each axis.
-
-        Raises:
-            InputError: its members have none in common.
-        """
+        """States of each class of operators: numbers of strategies, one for each axis; raises InputError where its
+        members have none in common."""
         found = []
         for members in self.operators:
             first, *others = dict.fromkeys(self.strategies.of(self.problem.operators[m]) for m in members)

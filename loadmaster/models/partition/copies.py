@@ -28,13 +28,8 @@ def copy_of(rank: int) -> Signature:
 
 
 def with_copies(problem: PartitionProblem, backward_from: int) -> PartitionProblem:
-    """The problem with a copy of everything that several operators of a pass read.
-
-    Tensors keep their numbers; copies come after them.
-
-    Args:
-        backward_from: the number of the first operator that is not of the forward pass.
-    """
+    """The problem with a copy of everything that several operators of a pass read; operators from number
+    ``backward_from`` on are not of the forward pass. Tensors keep their numbers; copies come after them."""
     passes = (range(backward_from), range(backward_from, len(problem.operators)))
     shared = {
         (t, name): readers

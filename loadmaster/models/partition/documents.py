@@ -12,13 +12,9 @@ from loadmaster.models.partition.problem import Axis, Need, PartitionProblem
 
 
 def check_problem(problem: PartitionProblem) -> None:
-    """Refuse what the fields cannot say one by one.
-
-    Raises:
-        InputError: unknown tensors or signatures, strategies that do not fit their operators, a tensor that two
-            operators make or that is read before it is made, ties of unequal members, axes whose weights, speeds or
-            memory are for other workers; names the field.
-    """
+    """Refuse what the fields cannot say one by one: unknown tensors or signatures, strategies that do not fit their
+    operators, a tensor that two operators make or that is read before it is made, ties of unequal members, axes whose
+    weights, speeds or memory are for other workers. The InputError names the field."""
     if problem.overlap is not None and not 0 <= problem.overlap < 1:
         raise InputError("overlap", problem.overlap, "is no share", "Give 0 or more, and less than 1.")
     _check_strategies(problem)

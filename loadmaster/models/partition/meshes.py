@@ -1,6 +1,5 @@
-"""Meshes as people write them: ``2x4``, with a rate and a latency for each axis, or a topology that says both.
-
-Where GPUs are not equal, they say what each can do.
+"""Meshes as people write them: ``2x4``, with a rate and a latency for each axis, or a topology that says both. Where
+GPUs are not equal, they say what each can do.
 """
 
 from __future__ import annotations
@@ -113,7 +112,6 @@ def _balanced(speeds: Sequence[float], field: str) -> tuple[int, ...]:
 
 
 def _unequal(given: tuple[_N, ...]) -> tuple[_N, ...]:
-    """Return the numbers if they differ, otherwise none."""
     return given if len(set(given)) > 1 else ()
 
 
@@ -173,11 +171,7 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 
 def given_mesh(arguments: argparse.Namespace) -> tuple[Axis, ...]:
-    """The axes.
-
-    Raises:
-        InputError: naming the flag.
-    """
+    """The axes; raises InputError that names the flag."""
     return mesh(arguments.mesh, **{name: getattr(arguments, name) for name, _, _ in _FLAGS}, called=_flag)
 
 

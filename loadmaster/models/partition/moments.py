@@ -24,7 +24,6 @@ class Moment:
     """Bytes that one worker holds while an operator runs.
 
     Attributes:
-        worker: that holds them.
         shares: variable -> [states] of the tensors that live then.
         buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it is
             stored; (originals, copies) -> [states, states] of copies that live then and are placed otherwise.
@@ -42,10 +41,8 @@ class Moment:
 
 
 def in_units(least: float, moments: Sequence[Moment]) -> int:
-    """Least number of bytes, from ``least`` on, that any of some moments can take.
-
-    Sizes are multiples of some unit, and so are their sums; parts of a budget may be of fractions of a byte.
-    """
+    """Least number of bytes, from ``least`` on, that any of some moments can take. Sizes are multiples of some unit,
+    and so are their sums; parts of a budget may be of fractions of a byte."""
     unit = 0
     for moment in moments:
         for sizes in (*moment.shares.values(), *moment.buffers.values()):
@@ -56,11 +53,7 @@ def in_units(least: float, moments: Sequence[Moment]) -> int:
 
 
 class Memory:
-    """The moments of a coarsened problem.
-
-    Attributes:
-        workers: whose moments are to be kept: all others then keep the budget, too.
-    """
+    """The moments of a coarsened problem, on those ``workers`` that keep the budget only if all others do."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices, self.problem = choices, choices.problem

@@ -39,13 +39,8 @@ def part_of(code: int) -> Part:
 
 @dataclass(frozen=True)
 class Worker:
-    """Workers that hold equally much of everything.
-
-    Attributes:
-        shares: of each axis, so many of its units.
-        units: of each axis.
-        memory_factor: the part of the budget that one has. What it holds, over that, is the budget that it needs.
-    """
+    """Workers that hold equally much of everything: so many of the units of each axis. What one holds, over its part of
+    the budget (``memory_factor``), is the budget that it needs."""
 
     shares: tuple[int, ...]
     units: tuple[int, ...]
@@ -79,11 +74,7 @@ def divided(shape: Sequence[int], placement: Sequence[int], units: Sequence[int]
 
 
 def divides(shape: Sequence[int], placement: Sequence[int], units: Sequence[int]) -> bool:
-    """Return whether every dimension that is split exists and has equal units.
-
-    Args:
-        units: of each axis.
-    """
+    """Return whether every dimension that is split exists and has equal units, by the units of each axis."""
     if max(placement) >= len(shape):
         return False
     return all(extent % n == 0 for extent, n in zip(shape, divided(shape, placement, units), strict=True))
@@ -98,8 +89,7 @@ def possible(
     Args:
         units: of each axis.
         dims: that may be split; None: all of them.
-        replicas: whether it may be stored whole on several workers. Without, only the most divided ones are left:
-            those of the smallest units.
+        replicas: whether it may be stored whole on several workers. Without, only those of the smallest units are left.
     """
     parts = [*(d for d in range(len(shape)) if dims is None or d in dims), WHOLE]
     found = tuple(p for p in itertools.product(parts, repeat=len(units)) if divides(shape, p, units))
@@ -147,10 +137,8 @@ class Mesh:
 
     @cached_property
     def fullest(self) -> tuple[Worker, ...]:
-        """Workers that keep the budget only if all others do: no other has as much and no more memory.
-
-        What one holds grows with its share along every axis, whatever the other axes.
-        """
+        """Workers that keep the budget only if all others do: no other has as much and no more memory. What one holds
+        grows with its share along every axis, whatever the other axes."""
         return self._product([_undominated(dict.fromkeys(_held(axis))) for axis in self.axes])
 
     @cached_property
@@ -169,8 +157,7 @@ class Mesh:
     ) -> IntArray:
         """First and end of the elements that each worker holds of each dimension, [placements, workers, dimensions, 2].
 
-        Args:
-            halos: (dimension, before, after): so many elements beyond the own share, where the tensor has them.
+        A halo is (dimension, before, after): so many elements beyond the own share, where the tensor has them.
         """
         found = []
         for placement in placements:

@@ -23,13 +23,8 @@ CHECKED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Redistribution:
-    """The move of a tensor between where it is stored and what an operator makes or needs.
-
-    Attributes:
-        output: whether the operator makes it; if not, it needs it.
-        received_bytes: by all workers together.
-        time_us: that its collectives add to the step.
-    """
+    """The move of a tensor between where it is stored and what an operator makes (``output``) or needs. All workers
+    together receive ``received_bytes``; its collectives add ``time_us`` to the step."""
 
     leave_out_defaults: ClassVar = True
 
@@ -42,12 +37,7 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class Splits:
-    """The choices of a plan.
-
-    Attributes:
-        placements: for every tensor its part on every axis.
-        strategies: for every operator the number of its strategy on every axis.
-    """
+    """The choices of a plan, on every axis: the part of every tensor, the number of every operator's strategy."""
 
     placements: tuple[tuple[Part, ...], ...]
     strategies: tuple[tuple[Index, ...], ...]
@@ -60,8 +50,8 @@ class PartitionInfeasibility:
     Attributes:
         minimum_budget_bytes: no plan exists below this (proved).
         short_bytes: how much more the budget needs at least.
-        where: the operator at which a worker holds most even if everything is as divided as it can be.
-        largest: the tensors that take most there.
+        where, largest: the operator at which a worker holds most even if everything is as divided as it can be, and the
+            tensors that take most there.
         planned_budget_bytes: the least budget of which a plan was found; None if none was. Where it is the minimum, it
             is the least of all.
     """
@@ -77,13 +67,8 @@ class PartitionInfeasibility:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PartitionPlan(Plan):
-    """A checked answer to a partition problem.
-
-    Attributes:
-        check: see :func:`loadmaster.models.partition.checker.check`.
-        splits: None when infeasible.
-        redistributions: those that move anything, in the order of operators.
-    """
+    """A checked answer to a partition problem (see :func:`loadmaster.models.partition.checker.check`); splits are None
+    when infeasible. Redistributions are those that move anything, in the order of operators."""
 
     budget_bytes: Size
     check: Annotated[Mapping[str, Any], Entries(CHECKED)]

@@ -88,12 +88,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the step.
-
-    Attributes:
-        shape: of the whole; at most ten dimensions.
-        tie: tensors of one tie have one placement.
-    """
+    """A value of the step, with the shape of the whole; tensors of one tie have one placement."""
 
     leave_out_defaults: ClassVar = True
 
@@ -111,11 +106,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Need:
-    """The part of an input that a strategy needs.
-
-    Attributes:
-        before, after: where it is split, so many elements beyond the own share on each side: a halo.
-    """
+    """The part of an input that a strategy needs; where it is split, with a halo of elements ``before`` and
+    ``after``."""
 
     leave_out_defaults: ClassVar = True
 
@@ -130,8 +122,7 @@ class Strategy:
 
     Attributes:
         name: of what is split: an index of the output, or one that is summed over.
-        inputs: in the order of the operator's inputs.
-        outputs: the part of each output that comes of it.
+        inputs, outputs: in the operator's order.
         divides: whether each worker does a share of the work; if not, all do all of it.
         shares_divide: the number of equal units must divide this, too: heads, of a dimension of heads x width.
     """
@@ -165,16 +156,13 @@ class Signature:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the step.
-
-    An input that it updates in place (a parameter, by an optimizer) is not an output: it keeps its placement.
+    """One operator of the step. An input that it updates in place (a parameter) is no output: it keeps its placement.
 
     Attributes:
         signature: its number in the problem's list.
         time_us: on one GPU that does all of it.
         launch_us: of that, what every worker takes however small its share.
         tie: operators of one tie have one strategy on every axis.
-        module, source: where in the model it comes from.
     """
 
     leave_out_defaults: ClassVar = True

@@ -55,7 +55,6 @@ def tied(problem: PartitionProblem, rounds: int = ROUNDS) -> PartitionProblem:
 
 
 def _numbered(keys: Sequence[object]) -> list[int]:
-    """Equal numbers for equal keys."""
     numbers: dict[object, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 

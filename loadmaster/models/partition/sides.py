@@ -37,11 +37,7 @@ def sides(operator: Operator, strategies: Sequence[Strategy]) -> Iterator[Side]:
 
 
 def work_share(axes: Sequence[Axis], divides: Iterable[bool]) -> float:
-    """Work of the slowest worker on an operator, over its speed.
-
-    Args:
-        divides: whether the work is divided along each axis.
-    """
+    """Work of the slowest worker on an operator, over its speed, by whether the work is divided along each axis."""
     work, units = 1.0, 1
     for axis, divided in zip(axes, divides, strict=True):
         work *= axis.slowest[divided]
@@ -50,10 +46,8 @@ def work_share(axes: Sequence[Axis], divides: Iterable[bool]) -> float:
 
 
 class StrategyStates:
-    """Strategies, one for each axis, that an operator can have: those whose units are all equal.
-
-    Without replicas, those of them that divide the work most.
-    """
+    """Strategies, one for each axis, that an operator can have: those whose units are all equal. Without replicas,
+    those of them that divide the work most."""
 
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem, self.units = problem, [axis.units for axis in problem.axes]
@@ -112,11 +106,9 @@ def runs_where_its_tensors_lie(problem: PartitionProblem, operator: Operator) ->
 
 
 def exposed(problem: PartitionProblem, tensor: int, *, output: bool) -> float:
-    """Part of a redistribution's time that the step waits for.
-
-    What is in memory from the beginning can be brought while earlier operators run, and a gradient while later ones
-    do: no operator of its pass makes the one or reads the other. Workers of unequal shares bring nothing early.
-    """
+    """Part of a redistribution's time that the step waits for. Something in memory from the beginning can be brought
+    while earlier operators run, and a gradient while later ones do: no operator of its pass makes the one or reads the
+    other. Workers of unequal shares bring nothing early."""
     role = problem.tensors[problem.original(tensor)].role
     early = role in LASTING and all(axis.is_even for axis in problem.axes)
     hidden = role == "gradient" if output else early

@@ -85,10 +85,7 @@ class Traffic:
         halos: Halos = (),
     ) -> FloatArray:
         """Bytes that all workers receive together, [held, needed]; infinite where a sum would have to be taken apart.
-
-        Args:
-            halos: of the needed placements.
-        """
+        Halos are of the needed placements."""
         have, want = self.mesh.regions(shape, held), self.mesh.regions(shape, needed, halos)
         want_elements = np.prod(want[..., 1] - want[..., 0], axis=-1).sum(axis=-1)
         low = np.maximum(have[:, None, ..., 0], want[None, ..., 0])
@@ -214,10 +211,8 @@ class _Paths:
 
 
 def _shortest(steps: FloatArray) -> FloatArray:
-    """Least sums along paths, [from, to], of steps [from, to] that are infinite where none exists.
-
-    From each placement only few steps lead on: a path begins with one of them, and goes on along a shorter one.
-    """
+    """Least sums along paths, [from, to], of steps [from, to] that are infinite where none exists. From each placement
+    only few steps lead on: a path begins with one of them, and goes on along a shorter one."""
     finite = np.isfinite(steps)
     order = np.argsort(~finite, axis=1, kind="stable")[:, : int(finite.sum(axis=1).max())]
     first_us = np.take_along_axis(steps, order, axis=1)

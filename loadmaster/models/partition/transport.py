@@ -69,11 +69,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transport:
-    """The program and its columns.
-
-    Attributes:
-        states: [variables] columns of each variable's states.
-    """
+    """The program, with the columns of each variable's states."""
 
     program: Program
     states: tuple[IntArray, ...]
@@ -94,13 +90,8 @@ def formulate(
     integer: bool,
     least_memory: bool = False,
 ) -> Transport:
-    """The program.
-
-    Args:
-        scale: of the objective: costs are divided by it.
-        integer: whether y is binary; if not, it is the relaxation.
-        least_memory: whether the part of the budget that is needed is minimized, and not the costs.
-    """
+    """The program, or its relaxation unless ``integer``; costs are divided by ``scale``. With ``least_memory``, it
+    minimizes the part of the budget that is needed, and not the costs."""
     b = ProgramBuilder()
     if least_memory:
         scale = math.inf
@@ -185,10 +176,8 @@ def fits_the_budget(
 
 
 def cover(moment: Moment, chosen: Sequence[int]) -> Cover:
-    """States that take at least as much at a moment as those of an assignment that takes too much there.
-
-    A class that makes pairs there has its own state alone.
-    """
+    """States that take at least as much at a moment as those of an assignment that takes too much there. A class that
+    makes pairs there has its own state alone."""
     paired = {v for pair in moment.buffers for v in pair}
     found = {v: np.array([chosen[v]]) for v in paired}
     for v, held in moment.shares.items():

@@ -20,12 +20,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a dimension that is split.
-
-    Attributes:
-        outer: elements of the dimension's factors before that part.
-        unit: the number of equal units that are shared is a divisor of this.
-    """
+    """The part of a dimension that is split, with ``outer`` elements of the dimension's factors before it. The number
+    of equal units that are shared is a divisor of ``unit``."""
 
     dim: int
     outer: int = 1
@@ -38,12 +34,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Factor:
-    """A part of a dimension.
-
-    Attributes:
-        source: the dimension of the tensor before; None: spread from one element.
-        outer: elements of the factors before it in that dimension.
-    """
+    """A part of a dimension. ``source`` is the dimension of the tensor before, None: spread from one element; ``outer``
+    counts the elements of the factors before it there."""
 
     extent: int
     source: int | None
@@ -139,11 +131,7 @@ class ShapeView:
         return found or [1]
 
     def local(self, cuts: Sequence[tuple[Cut, Fraction]]) -> list[list[int]]:
-        """Extents of each stage's factors on one worker.
-
-        Args:
-            cuts: of the view, each with the worker's share.
-        """
+        """Extents of each stage's factors on one worker, by its share of each cut of the view."""
         extents = [[f.extent for f in stage.factors] for stage in self.stages]
         for cut, share in cuts:
             at: Cut = cut

@@ -1,8 +1,6 @@
 """The kind ``placement``: when the whole training state outgrows the device, which tier holds which block when, and
 what moves next, so that one training step takes the least time.
 
-``problem`` and ``plan`` are the typed data, ``documents`` their JSON, ``accesses`` what a trace says of every block;
-``checker`` replays a plan with duplex links, ``timed`` is the time-indexed program.
-
-``presets`` makes traces of training steps; ``policies`` are demand policies on the same trace and links.
+``accesses`` is what a trace says of every block, ``checker`` replays a plan with duplex links, ``timed`` is the
+time-indexed program, ``presets`` makes traces of training steps.
 """

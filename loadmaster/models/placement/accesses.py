@@ -24,8 +24,7 @@ from loadmaster.solvers.program import IntArray
 
 
 class Gap(NamedTuple):
-    """A live gap of a block: from its use at ``after`` to the one at ``before``; ``written`` is None where no operator
-    writes the block."""
+    """A live gap of a block, between its uses at ``after`` and ``before``; ``written`` is None if nothing writes it."""
 
     block: int
     after: int
@@ -66,8 +65,7 @@ class Accesses:
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """All live gaps, by block and position. ``written`` is in 0..n-1: at or before ``after``, or, where it is
-        after that, in the step before."""
+        """All live gaps, by block and position; a ``written`` (0..n-1) beyond ``after`` is of the step before."""
         found = []
         for block, uses in enumerate(self.uses):
             writes = [i for i, _, wrote in uses if wrote]
@@ -95,10 +93,8 @@ class Accesses:
 
     @cached_property
     def live_bytes(self) -> IntArray:
-        """Bytes on the device while each operator runs if nothing ever leaves, [n].
-
-        They are those of the blocks that it uses, of all blocks in live gaps, and of workspace.
-        """
+        """Bytes on the device while each operator runs if nothing ever leaves, [n]: of the blocks that it uses, of all
+        blocks in live gaps, and of workspace."""
         found = self.needed_bytes.copy()
         for gap in self.gaps:
             add_cyclic(found, gap.after + 1, gap.before, self.problem.blocks[gap.block].size_bytes)

@@ -59,7 +59,7 @@ class PlacementCheck:
 
     @property
     def ok(self) -> bool:
-        """True if the plan holds."""
+        """True if there are no violations."""
         return not self.violations
 
     @property
@@ -81,11 +81,7 @@ class PlacementCheck:
 
 
 def check_plan(problem: PlacementProblem, plan: PlacementPlan) -> PlacementCheck:
-    """Replay a plan.
-
-    Raises:
-        InputError: the plan is of another problem, or infeasible.
-    """
+    """Replay a plan; raise InputError for a plan of another problem, or an infeasible one."""
     expect_problem(plan.problem_sha256, problem.sha256)
     if plan.moves is None:
         raise InputError("status", plan.status, "there are no moves to replay", "Check a plan that was found.")
@@ -95,11 +91,7 @@ def check_plan(problem: PlacementProblem, plan: PlacementPlan) -> PlacementCheck
 def check(
     problem: PlacementProblem, moves: Moves, budget_bytes: int, accesses: Accesses | None = None
 ) -> PlacementCheck:
-    """Hold moves against the rules above, and time them.
-
-    Args:
-        accesses: of the problem, where the caller has them.
-    """
+    """Hold moves against the rules above, and time them."""
     return _Replay(problem, moves, budget_bytes, accesses or Accesses(problem)).verdict()
 
 
@@ -229,7 +221,6 @@ class _Replay:
                 self.wrong.append(f"{said} comes after it has left")
 
     def _gap(self, absence: Absence) -> tuple[Gap, int] | None:
-        """Live gap that an absence is in, and what is added to its positions to count from the step of the gap."""
         return self._around(absence.block, absence.gone_at, absence.load_at)
 
     def _around(self, block: int, start: int, end: int) -> tuple[Gap, int] | None:

@@ -9,11 +9,7 @@ from loadmaster.models.placement.problem import PlacementProblem
 
 
 def check_problem(problem: PlacementProblem) -> None:
-    """Refuse what the fields cannot say one by one.
-
-    Raises:
-        InputError: an operator uses a block that is not listed, or two tiers have one name; names the field.
-    """
+    """Refuse operators that use a block that is not listed, and two tiers of one name, naming the field."""
     count = len(problem.blocks)
     for i, operator in enumerate(problem.operators):
         for field in ("reads", "writes"):

@@ -30,9 +30,7 @@ CHECKED: Mapping[str, Any] = {
 @dataclass(frozen=True)
 class Store:
     """The copy of a block to a tier, queued at operator ``at`` (0..n-1) behind earlier stores to the tier in the list.
-
-    The block stays on the device until an absence says otherwise.
-    """
+    The block stays on the device until an absence says otherwise."""
 
     block: Index
     tier: Index
@@ -63,10 +61,8 @@ class Moves:
 
 @dataclass(frozen=True)
 class PlacementInfeasibility:
-    """The reason why no plan exists: ``where`` there is too little room; ``minimum_budget_bytes`` have a plan.
-
-    Unless tiers are full, no less has one.
-    """
+    """The reason why no plan exists: ``where`` there is too little room; ``minimum_budget_bytes`` have a plan. Unless
+    tiers are full, no less has one."""
 
     minimum_budget_bytes: Size
     short_bytes: Size
@@ -75,14 +71,9 @@ class PlacementInfeasibility:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlacementPlan(Plan):
-    """A checked answer to a placement problem.
-
-    Attributes:
-        objective, bound, gap: of a step that repeats; the bound is that of the fluid relaxation.
-        compute_us: the step with memory to spare.
-        check: see :func:`loadmaster.models.placement.checker.check`.
-        moves: None when infeasible.
-    """
+    """A checked answer to a placement problem (see :func:`loadmaster.models.placement.checker.check`), of a step that
+    repeats; its bound is the fluid relaxation's. ``compute_us`` is the step with memory to spare; moves are None if
+    infeasible."""
 
     budget_bytes: Size
     compute_us: Total

@@ -1,8 +1,7 @@
 """Placement problems that need no model of one's own: training steps with AdamW of a decoder, or of a chain of layers.
 
 A step is the forward pass, the backward pass in reverse, and one optimizer operator for each parameter. Blocks are
-whole tensors: results and their gradients, parameters and their gradients, and two states of the optimizer for each
-parameter. Numbers are bf16, the states float32.
+whole tensors; of the optimizer, two states for each parameter. Numbers are bf16, the states float32.
 """
 
 from __future__ import annotations
@@ -41,11 +40,8 @@ def transformer(
     host_gbps: float | None = None,
     vocabulary: int = 50304,
 ) -> dict[str, Any]:
-    """A decoder-only transformer; ``host_gbps`` each way, as the device has it where that is None.
-
-    Raises:
-        InputError: a number is out of range.
-    """
+    """A decoder-only transformer; ``host_gbps`` each way, as the device has it where that is None. Raises InputError
+    for a number that is out of range."""
     roofline = Roofline(device)
     ops = [
         _Timed(
@@ -69,11 +65,8 @@ def chain(
     device: Hardware,
     host_gbps: float | None = None,
 ) -> dict[str, Any]:
-    """Equal layers in a row and a loss; a backward takes twice the forward time, an optimizer a tenth of it.
-
-    Raises:
-        InputError: a number is out of range.
-    """
+    """Equal layers in a row and a loss; a backward takes twice the forward time, an optimizer a tenth of it. Raises
+    InputError for a number that is out of range."""
     expect_range("--chain", layers, 1, 10_000)
     expect_range("--activation-bytes", activation_bytes, 1, 2**50)
     expect_range("--parameter-bytes", parameter_bytes, _ELEMENT_BYTES, 2**50)
@@ -96,8 +89,6 @@ def _tier(device: Hardware, host_gbps: float | None) -> dict[str, Any]:
 
 @dataclass
 class _Trace:
-    """Blocks by name, and operators that use them."""
-
     blocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     operators: list[dict[str, Any]] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)

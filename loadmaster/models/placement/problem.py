@@ -27,9 +27,8 @@ Role = Literal["activation", "input", "parameter", "gradient", "state"]
 
 @dataclass(frozen=True)
 class Tier:
-    """Memory next to the device, behind a link of its own.
-
-    Moves in both directions run at the same time, moves in one direction one after the other.
+    """Memory next to the device, behind a link of its own. Moves in both directions run at the same time, moves in one
+    direction one after the other.
 
     Attributes:
         to_gbps, from_gbps: from the device to it and back, GB/s (1e9 bytes per second).
@@ -69,14 +68,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the step.
-
-    A block that it writes and does not read is written whole: what was in it before is not needed.
-
-    Attributes:
-        workspace_bytes: device memory that it takes for itself while it runs.
-        module, source: where in the model it comes from.
-    """
+    """One operator of the step. A block that it writes and does not read is written whole: what was in it before is not
+    needed. Workspace is device memory that it takes for itself while it runs."""
 
     leave_out_defaults: ClassVar = True
 
@@ -101,12 +94,8 @@ class Operator:
 
 @dataclass(frozen=True, repr=False)
 class PlacementProblem(ShownProblem):
-    """One training step that repeats, and the places where its blocks may be.
-
-    Attributes:
-        budget_bytes: device memory for blocks and workspace; None: to be given at planning time.
-        captured_with: the packages it was captured with, and their versions.
-    """
+    """One training step that repeats, and the places where its blocks may be. ``budget_bytes`` are device memory for
+    blocks and workspace; None: to be given at planning time. ``captured_with`` are packages and their versions."""
 
     name: Name
     operators: Annotated[tuple[Operator, ...], Bounds(min_length=1, max_length=100_000)]
@@ -137,8 +126,7 @@ class PlacementProblem(ShownProblem):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of trace and tiers: neither the budget, names and places in the model nor the tools of the capture
-        enter it."""
+        """Hash of trace and tiers, without the budget, names, places in the model and the tools of the capture."""
         left_out = ("name", "title", "budget_bytes", "captured_with")
         identity = {k: v for k, v in plain(self).items() if k not in left_out}
         for part in ("operators", "blocks", "tiers"):

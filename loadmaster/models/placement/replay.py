@@ -71,13 +71,8 @@ class Copy:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step of those that repeat, from its first operator's end of waiting on.
-
-    Attributes:
-        step_us: how long a step takes.
-        starts_us: when each operator starts; 0 is the end of the last operator of the step before.
-        copies: what was moved by links since then, in the order in which it was queued.
-    """
+    """One step of those that repeat. Operators start at ``starts_us``, where 0 is the end of the last operator of the
+    step before; copies are in the order in which they were queued."""
 
     step_us: float
     starts_us: tuple[float, ...]
@@ -103,12 +98,7 @@ class _Cycle(NamedTuple):
 
 
 def replay(problem: PlacementProblem, stores: Sequence[TimedStore], absences: Sequence[TimedAbsence]) -> Timeline:
-    """Time a step of the steady state.
-
-    Args:
-        stores: in queue order for each ``at``.
-        absences: in queue order for each ``load_at``.
-    """
+    """Time a step of the steady state; stores are in queue order for each ``at``, absences for each ``load_at``."""
     step = _Step(problem, stores, absences)
     longest = max(step.alone(), key=lambda cycle: cycle.step_us)
     while True:
@@ -124,11 +114,8 @@ def replay(problem: PlacementProblem, stores: Sequence[TimedStore], absences: Se
 
 
 class _Step:
-    """One step, from the marks of the step before to its own.
-
-    Mark 0 is the end of the last operator. Then follow the links, first all that store; the stores and the loads for
-    which the next step waits.
-    """
+    """One step, from the marks of the step before to its own. Mark 0 is the end of the last operator. Then follow the
+    links, first all that store; the stores and the loads for which the next step waits."""
 
     def __init__(
         self, problem: PlacementProblem, stores: Sequence[TimedStore], absences: Sequence[TimedAbsence]

@@ -42,12 +42,8 @@ from loadmaster.solvers.program import FloatArray, Program, ProgramBuilder
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a block from one write to the next.
-
-    Attributes:
-        written: None where no operator writes it.
-        gaps: (first, end) of the positions at which it may be away; they count on from the write.
-    """
+    """Contents of a block from one write to the next; ``written`` is None where no operator writes it. Gaps are (first,
+    end) of the positions at which it may be away; they count on from the write."""
 
     block: int
     size_bytes: int
@@ -155,7 +151,6 @@ class Room:
         return replace(self, program=program)
 
     def _away(self, values: FloatArray) -> list[_Away]:
-        """Gaps in which a point has contents away, with their tiers."""
         c, positions = self.columns, defaultdict[tuple[int, int], list[int]](list)
         for (e, g, m), column in c.away.items():
             if values[column] > 0.5:
@@ -259,7 +254,6 @@ def fits_the_tier(b: ProgramBuilder, c: Columns) -> None:
 
 
 def _contents(accesses: Accesses) -> list[Contents]:
-    """Contents that have a gap with room, with these gaps."""
     found = defaultdict[tuple[int, int | None], list[tuple[int, int]]](list)
     for gap in accesses.gaps:
         late = accesses.count if gap.written is not None and gap.after < gap.written else 0

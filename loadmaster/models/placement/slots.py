@@ -89,11 +89,9 @@ def every(accesses: Accesses, budget_bytes: int) -> Slots:
 
 
 def merged(accesses: Accesses, budget_bytes: int, most: int) -> Slots:
-    """Slots that are merged, at most ``most``, each from the start of one operator to the start of another.
-
-    Half of the slots end at moments: these are cut into runs of about equal time, and the one with the most bytes
-    stands for each run. The other half cut the whole step into equal times.
-    """
+    """Slots that are merged, at most ``most``, each from the start of one operator to the start of another. Half of the
+    slots end at moments: these are cut into runs of about equal time, and the one with the most bytes stands for each
+    run. The other half cut the whole step into equal times."""
     times = np.array([o.time_us for o in accesses.problem.operators])
     moments = over_budget(accesses, budget_bytes)
     if len(moments) > most // 2:

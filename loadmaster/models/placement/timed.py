@@ -63,13 +63,12 @@ class GapSlots:
 
 @dataclass
 class Group:
-    """Contents of equal slots and moments.
+    """Contents of equal slots and moments, with all their bytes.
 
     Attributes:
         start: the first slot in which a store may move; None: a good copy is in every tier.
         gaps: of each of the contents, in order.
         members: the gaps of each of the contents.
-        size_bytes: of all members.
     """
 
     start: int | None
@@ -79,11 +78,7 @@ class Group:
 
 
 def groups(accesses: Accesses, slots: Slots, *, together: bool) -> list[Group]:
-    """The contents that may be away at some moment.
-
-    Args:
-        together: contents of equal slots and moments make one group; otherwise each makes its own.
-    """
+    """The contents that may be away at some moment; ``together``, those of equal slots and moments make one group."""
     contents: dict[tuple[int, int | None], list[Gap]] = defaultdict(list)
     for gap in accesses.gaps:
         contents[gap.contents].append(gap)
@@ -121,14 +116,13 @@ def groups(accesses: Accesses, slots: Slots, *, together: bool) -> list[Group]:
 
 
 class Columns:
-    """The variables of one program.
+    """The variables of one program. Latencies of copies count if it is exact.
 
     Attributes:
         away: (group, gap, tier) -> columns [moments of the gap].
         stored: (group, tier) -> columns [slots from the group's start on].
         coming: (group, gap, tier) -> (first slot, columns [slots from there to the end of the gap]).
         stall: columns [J].
-        latency: whether a copy's latency counts.
     """
 
     def __init__(self, b: ProgramBuilder, accesses: Accesses, slots: Slots, *, exact: bool) -> None:
@@ -174,11 +168,7 @@ class Timed:
 
 
 def formulate(accesses: Accesses, slots: Slots, budget_bytes: int, *, exact: bool) -> Timed:
-    """The program over ``slots``.
-
-    Args:
-        exact: with integers, each contents apart, latencies counted; otherwise the fluid relaxation.
-    """
+    """The program over ``slots``: the fluid relaxation, or with integers, each contents apart, latencies counted."""
     b = ProgramBuilder()
     c = Columns(b, accesses, slots, exact=exact)
     fits_the_budget(b, c, budget_bytes)

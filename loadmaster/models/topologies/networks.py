@@ -164,9 +164,7 @@ def _ways(
     networkx: ModuleType, graph: Any, gpus: Sequence[_Vertex]
 ) -> tuple[tuple[Link, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """Find the links between GPUs, edges and ways through switches; also their resources, and the GPUs around switches.
-
-    Switches that edges join count as one: they are a network in which every GPU on its rim reaches every other.
-    """
+    Switches that edges join count as one: they are a network in which every GPU on its rim reaches every other."""
     rank_of = {gpu.id: rank for rank, gpu in enumerate(gpus)}
     resources: dict[str, int] = {}
     links: list[Link] = []

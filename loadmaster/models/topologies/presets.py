@@ -44,13 +44,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class NodeWiring:
-    """Wiring of one node.
-
-    Attributes:
-        wires: (local source, local target) -> cost of the link between them, each with a wire of its own.
-        port: cost of the ways through the node's switch, which joins all its GPUs; None: it has no switch.
-        nics: for each GPU, the NIC of the node that serves it.
-    """
+    """Wiring of one node: for each GPU, which of the ``nics`` serves it. ``wires``: (local source, local target) ->
+    cost of the link between them, each with a wire of its own. ``port``: cost of the ways through the node's switch,
+    which joins all its GPUs; None: it has no switch."""
 
     nics: tuple[int, ...]
     wires: Mapping[tuple[int, int], Cost]
@@ -58,15 +54,9 @@ class NodeWiring:
 
 
 def cluster(name: str, nodes: int, wiring: NodeWiring, network: Cost | None, *, rails: bool = False) -> Topology:
-    """Build the topology of equal nodes and the network between them.
-
-    Args:
-        network: cost of the links between nodes; one node needs none.
-        rails: a GPU sends to the GPUs of its own number only; otherwise to every GPU of every other node.
-
-    Raises:
-        InputError: not 1 to 16 nodes.
-    """
+    """Build the topology of equal nodes and the ``network`` between them (one node needs none). ``rails``: a GPU sends
+    to the GPUs of its own number only; otherwise to every GPU of every other node. ``InputError``: not 1 to 16
+    nodes."""
     if not 1 <= nodes <= LARGEST_NODES:
         raise InputError("nodes", nodes, f"is not 1 to {LARGEST_NODES}", "Give a number of nodes in this range.")
     per_node = len(wiring.nics)
@@ -130,12 +120,8 @@ _LEAF_RANKS = 8
 
 @dataclass(frozen=True)
 class Preset:
-    """Entry of the catalogue of topologies.
-
-    Attributes:
-        ranks_per_node: one for a ring and a torus: their ``nodes`` counts GPUs.
-        nodes: numbers of nodes that it comes with, ascending.
-    """
+    """Entry of the catalogue of topologies. ``nodes``: the numbers of nodes that it comes with, ascending. A ring and a
+    torus have one rank per node: their ``nodes`` count GPUs."""
 
     name: str
     title: str
@@ -150,11 +136,7 @@ def catalogue() -> tuple[Preset, ...]:
 
 
 def preset(name: str, nodes: int = 1) -> Topology:
-    """Build a named topology with so many nodes.
-
-    Raises:
-        InputError: there is no such topology, or it does not come with so many nodes.
-    """
+    """Build a named topology with so many nodes; ``InputError`` if there is none, or not with so many."""
     for entry in _CATALOGUE:
         if entry.name == name:
             if nodes not in entry.nodes:
@@ -198,11 +180,8 @@ def ring(ranks: int, cost: Cost = _NVLINK4) -> Topology:
 
 
 def torus(sides: tuple[int, ...], cost: Cost = _NVLINK4) -> Topology:
-    """Build a torus of ranks, with a wire each way between neighbours; the last side runs fastest.
-
-    Raises:
-        InputError: a side is not positive, or there is only one rank.
-    """
+    """Build a torus of ranks, with a wire each way between neighbours; the last side runs fastest. ``InputError``: a
+    side is not positive, or there is only one rank."""
     count = 1
     for side in sides:
         if side < 1:
@@ -231,10 +210,8 @@ def fat_tree(
     """Build a fat tree: ranks with a NIC each below leaf switches, which uplinks join; every rank is a node of its own.
 
     Routes are fixed by the target, as in InfiniBand: it is reached through uplink ``target mod uplinks`` of both
-    leaves. Fewer uplinks than ranks of a leaf make an oversubscribed tree.
-
-    Raises:
-        InputError: fewer than two ranks, or leaves without ranks or uplinks.
+    leaves. Fewer uplinks than ranks of a leaf make an oversubscribed tree. ``InputError``: fewer than two ranks, or
+    leaves without ranks or uplinks.
     """
     for field, value, least in (("ranks", ranks, 2), ("leaf_ranks", leaf_ranks, 1), ("uplinks", uplinks, 1)):
         if value < least:

@@ -68,11 +68,8 @@ def published_profile(name: str) -> Document:
 
 
 def load_profile(source: Document | str | Path, nodes: int) -> Topology:
-    """Build the topology of some nodes of a profile, from its file or its mapping.
-
-    Raises:
-        InputError: naming the field: unknown, missing, or an invalid cost.
-    """
+    """Build the topology of some nodes of a profile, from its file or its mapping. ``InputError`` names the field that
+    is unknown or missing, or whose cost is invalid."""
     profile = parse(_Profile, load_document(source))
     chunk_bytes, unit_ns = _scale(profile)
 

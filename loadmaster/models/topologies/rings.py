@@ -30,23 +30,14 @@ _NS_PER_US = 1000.0
 
 @dataclass(frozen=True)
 class Ring:
-    """Ring along an axis of a mesh.
-
-    Attributes:
-        gbps: rate at which each rank receives while all receive.
-        latency_us: of a whole round: time of an all-gather in addition to that of its bytes.
-    """
+    """Ring along an axis of a mesh: each rank receives at ``gbps`` while all receive; a round adds ``latency_us``."""
 
     gbps: float
     latency_us: float
 
 
 def rings(topology: Topology, sizes: Sequence[int]) -> list[Ring]:
-    """Rate the ring along every axis of a mesh of the first ranks.
-
-    Raises:
-        InputError: a rank does not reach its neighbour.
-    """
+    """Rate the ring along every axis of a mesh of the first ranks. ``InputError``: a rank cannot reach the next."""
     ranks = np.arange(math.prod(sizes)).reshape(sizes)
     return [_ring(topology, np.moveaxis(ranks, axis, -1).reshape(-1, size)) for axis, size in enumerate(sizes)]
 
@@ -65,7 +56,6 @@ def _ring(topology: Topology, groups: np.ndarray[tuple[int, ...], np.dtype[np.in
 
 
 def _fastest(topology: Topology, source: int, target: int) -> list[Link]:
-    """Find the way on which a byte takes least time, by Dijkstra's algorithm."""
     reached: dict[int, Link | None] = {}
     waiting: list[tuple[float, int, int | None]] = [(0.0, source, None)]
     while waiting:

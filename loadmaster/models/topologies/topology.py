@@ -66,14 +66,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Topology:
-    """Topology of a network: ranks, links and resources.
-
-    Attributes:
-        node_of: the node of each rank; its length is the number of ranks.
-        links: at most one from one rank to another.
-        resources: names, each of capacity one.
-        switches: the ranks around each switch.
-    """
+    """Topology of a network: ranks, each on the node ``node_of``, links and resources. ``links``: at most one from one
+    rank to another. ``resources``: names, each of capacity one. ``switches``: the ranks around each."""
 
     name: Name
     node_of: Annotated[tuple[Index, ...], _MostRanks]

@@ -1,14 +1,14 @@
 """The classic algorithms of a problem, the most promising first: which trees, which form, how many chunks.
 
-What an algorithm takes is estimated from its messages with k0 chunks a piece, enough for its trees to take turns. Let
+The time of an algorithm is estimated from its messages with k0 chunks a piece, enough for its trees to take turns. Let
 its busiest resource carry bytes for ``work`` ns and messages for ``fixed`` ns, and its longest path cost ``path`` ns
 without bytes and ``fill`` ns for them. With k chunks it takes about ``work + fixed k / k0``, and ``path + fill k0 / k``
-until the first chunk is there. Tried are the fewest chunks that come near the least of that; from there, twice and half
+until the first chunk is there. The fewest chunks that come near the least of that are tried; from there, twice and half
 as many, as long as that is faster.
 
-Limit on the size of problems: those too large to plan are refused at once, with the size that can be planned. What a
-plan costs in time and in memory goes by its *deliveries*: chunks times the ranks that must get them. List scheduling
-takes about a millisecond and 3 KiB for each of them.
+Problems that are too large to plan are refused at once, with the size that can be planned. Time and memory of a plan go
+by its *deliveries*, chunks times the ranks that must get them: list scheduling takes about a millisecond and 3 KiB for
+each.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ def deliveries(problem: CollectiveProblem, chunk_count: int) -> int:
 
 
 def expect_plannable(problem: CollectiveProblem) -> None:
-    """Refuse a problem that is too large to plan.
-
-    Raises:
-        InputError: naming what makes it so, and the most that can be planned.
-    """
+    """Refuse a problem that is too large to plan. Raises InputError naming what makes it so, and the most that can be
+    planned."""
     for chunk_count in named_chunk_counts(problem) or (1,):
         found = deliveries(problem, chunk_count)
         if found <= MOST_DELIVERIES:
@@ -76,10 +73,8 @@ CLOSE, NEAR = 1.02, 1.1
 
 @dataclass
 class _Listed:
-    """Algorithm in a form, with the estimate of each number of chunks, ascending.
-
-    ``known_ns``: its time with ``count`` chunks, where it was made.
-    """
+    """Algorithm in a form, with the estimate of each number of chunks, ascending. ``known_ns``: its time with ``count``
+    chunks, where it was made."""
 
     classic: TreeClassic
     form: Form
@@ -104,12 +99,8 @@ Offer = Callable[[TreeClassic, Form, int, Messages], int | None]
 
 @dataclass
 class Baseline:
-    """The classic algorithms of one size.
-
-    Attributes:
-        whole: the instance of a form and a number of chunks.
-        over: whether the time to look for symmetries is up.
-    """
+    """The classic algorithms of one size. ``whole`` makes the instance of a form and a number of chunks; ``over`` says
+    whether the time to look for symmetries is up."""
 
     problem: CollectiveProblem
     size_bytes: int
@@ -130,9 +121,7 @@ class Baseline:
 
     def search(self, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> None:
         """Try all algorithms that may be faster than the best, until the time is up; may be called again to go on.
-
-        Estimates are made by the batch. What they make faster than the best is tried before the next batch, the rest
-        after all.
+        Estimates are made in batches: those faster than the best are tried before the next batch, the rest after all.
         """
         while not over():
             best_ns = self._tried(offer, best_ns, 1.0, over)

@@ -22,12 +22,8 @@ from loadmaster.planner.effort import Effort
 @dataclass
 class Whole:
     """The chunks of one form and chunk count on everything that the problem allows, and what is proved of them.
-
-    Attributes:
-        instance: schedules are checked in it.
-        cut: why there is no schedule; None: there is one.
-        prove: a bound of these chunks in this form alone.
-    """
+    Schedules are checked in ``instance``; ``cut`` says why there is none (None: there is one); ``prove`` bounds these
+    chunks in this form alone."""
 
     instance: Instance
     cut: Unreachable | None
@@ -44,8 +40,8 @@ class Candidate:
     """One form, chunk count and sketch; what they make of the problem, and the best schedule of it so far.
 
     Attributes:
-        instance: what schedules are looked for in.
-        whole: what all sketches of this form and chunk count share.
+        instance: schedules are looked for in it.
+        whole: shared by all sketches of this form and chunk count.
         searcher: list scheduling in ``instance``; each turn goes on where the last one stopped.
         is_exhausted: list scheduling gave up before its time was up.
     """
@@ -72,12 +68,8 @@ SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
 
 
 class Candidates:
-    """Iterable of the candidates of one size, to be gone through once.
-
-    Args:
-        clock: says whether a share of the time of this size, from now on, is up.
-        proved: what is proved of a form, for every number of chunks.
-    """
+    """Iterable of the candidates of one size, to be gone through once. ``clock`` starts a clock for a share of this
+    size's time; ``proved`` is the bound of a form, for every number of chunks."""
 
     def __init__(
         self,

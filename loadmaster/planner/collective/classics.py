@@ -77,10 +77,8 @@ def schedule(instance: Instance, classic: Classic) -> tuple[Send, ...] | None:
 
 
 def _copies(instance: Instance, classic: Classic, usable: Sequence[Sequence[int]]) -> tuple[Send, ...] | None:
-    """Schedule an instance without sums; None where a rank cannot reach another that it sends to.
-
-    ``usable``: per chunk the links it may use.
-    """
+    """Schedule an instance without sums over the ``usable`` links of each chunk; None where a rank cannot reach another
+    that it sends to."""
     steps = _Steps(instance, usable)
     for dimension, scheme in classic.phases:
         if not steps.take(dimension, scheme):
@@ -108,7 +106,6 @@ class _Steps:
         self._ways = ShortestWays(instance, usable)
 
     def take(self, dimension: Dimension, scheme: Scheme) -> bool:
-        """Take all steps of a dimension; False where some rank cannot be reached."""
         at_first = [set(held) for held in self.held]
         for distances in _distances(dimension.size, scheme):
             before = [set(held) for held in (at_first if scheme == "direct" else self.held)]
@@ -165,7 +162,6 @@ class _Steps:
 
 
 def _distances(size: int, scheme: Scheme) -> list[tuple[int, ...]]:
-    """Distances around the dimension in each step of a scheme."""
     powers = [1 << i for i in range((size - 1).bit_length())]
     match scheme:
         case "doubling":

@@ -35,11 +35,8 @@ CONNECTION_WEIGHT = 0.5
 
 
 class Dispatch:
-    """State of one run of list scheduling.
-
-    ``have``: per rank, chunks that are there. ``planned``: and those on their way. ``entered``: per island, chunks
-    that some rank of it has or will have.
-    """
+    """State of one run of list scheduling. ``have``: per rank, chunks that are there. ``planned``: and those on their
+    way. ``entered``: per island, chunks that some rank of it has or will have."""
 
     def __init__(self, graph: SchedulingGraph, parameters: Parameters, seed: int, release: Release) -> None:
         self.graph = graph
@@ -72,11 +69,8 @@ class Dispatch:
         self.scores = Scores(graph, parameters, self.random, self.planned)
 
     def run(self, limit_ns: int | None, cancelled: Callable[[], bool] | None) -> list[Send] | None:
-        """Dispatch until every chunk is on its way to every target.
-
-        Returns:
-            None if stuck, cancelled, or not done before the limit.
-        """
+        """Dispatch until every chunk is on its way to every target; None if stuck, cancelled, or not done before the
+        limit."""
         while self.left:
             if not self.events:
                 # Nothing is on its way: whoever waits for more waits in vain.
@@ -169,7 +163,6 @@ class Dispatch:
         )
 
     def _push(self, offers: list[tuple[float, int, Orbit, tuple[int, ...]]], index: int, orbit: Orbit) -> None:
-        """Add an orbit's offer, if it has one."""
         mask = self._may_carry(orbit)
         if not mask:
             self.useless[index] = self.have[orbit.source]

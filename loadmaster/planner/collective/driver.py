@@ -1,19 +1,14 @@
 """Driver of collective problems: one table of algorithms, each with the bound that proves it.
 
 Each size gets its share of the time (:mod:`one_size`: list scheduling with restarts over forms, chunk counts and
-sketches, CP-SAT for what is small). Algorithms that are faster at another size than what was found there are taken
-over, and the sizes at which one overtakes the other are looked up.
+sketches, CP-SAT for what is small). Methods: ``auto``; ``greedy``: list scheduling alone; ``pipeline``: TACCL's three
+steps (routing, ordering, contiguity); ``cpsat``: CP-SAT from a first schedule.
 
-Methods: ``auto``; ``greedy``: list scheduling alone; ``pipeline``: TACCL's three steps (routing, ordering, contiguity);
-``cpsat``: CP-SAT from a first schedule.
+The table has the fastest algorithm of each size, and the sizes at which one overtakes the other. An algorithm is its
+order of sends, kept and timed again at another size: so one planned for a size may win at the next one too.
 
-Table of algorithms of several sizes: the fastest at each size, and where one overtakes the other. An algorithm is its
-order of sends: at another size it keeps that order and is timed again. So one planned for a size may win at the next
-one too, and between two sizes there is one where the second overtakes the first.
-
-While the search goes on, sizes have their turns one after the other. Until it has one of its own, a size is lent the
-algorithm of another: its order of sends, timed again. So there is a whole table as soon as one algorithm is found whose
-chunks all sizes divide into, as a rule at once.
+While the search goes on, a size that has had no turn is lent the algorithm of another, timed again. So there is a whole
+table as soon as one algorithm is found whose chunks all sizes divide into, as a rule at once.
 """
 
 from __future__ import annotations
@@ -108,12 +103,8 @@ def _instance(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int)
 
 
 class InHand:
-    """Best algorithms found so far, size by size.
-
-    Attributes:
-        found: by size, the algorithms of those whose turn is over.
-        turn: the search for the size whose turn it is.
-    """
+    """Best algorithms found so far: ``found`` by size where the turn is over; ``turn`` is the search of the size whose
+    turn it is."""
 
     def __init__(self, problem: CollectiveProblem) -> None:
         self.problem = problem
@@ -134,9 +125,7 @@ class InHand:
 
     def table(self) -> tuple[Algorithm, ...]:
         """Table of the fastest algorithm of every size, none slower than in the table before. Bounds stay per size.
-
-        Where one of them overtakes the other is not looked up: each serves from its own size on.
-        """
+        Crossovers are not looked up: each serves from its own size on."""
         known = self._known()
         found = []
         for place, size_bytes in enumerate(self.problem.sizes_bytes):
@@ -174,8 +163,7 @@ def plan_collective(
 
     Raises:
         InputError: a size does not divide into the chunks asked for, the sketch does not fit, or it is too large.
-        LimitReachedError: the limit came before every size had an algorithm.
-        CancelledError: cancelled before that.
+        LimitReachedError, CancelledError: the limit, or a cancel, came before every size had an algorithm.
         CheckFailedError: a schedule failed its check, or a bound is above one: a bug.
     """
     expect_plannable(problem)
@@ -232,7 +220,6 @@ def _plan(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ..
 
 
 def _empty(problem: CollectiveProblem, effort: Effort) -> CollectivePlan:
-    """Collect the fields that every answer states about its run."""
     return CollectivePlan(
         name=problem.name,
         problem_sha256=problem.sha256,

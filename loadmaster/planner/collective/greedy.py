@@ -1,11 +1,9 @@
 """The main strategy: symmetric event-driven list scheduling with restarts.
 
-:func:`searcher` serves every collective. Chunks that are copied or moved are scheduled by
-:mod:`loadmaster.planner.collective.restarts`; sums by time reversal (:class:`Combining`).
-
-Sums are found as reversed schedules that spread. What comes after, if anything does, is found twice: as a schedule of
-its own that follows and is then pulled forward as far as the order of each resource allows, and by list scheduling on
-top of the summing sends, in whatever room they leave, each chunk from the moment its sum is complete.
+Chunks that are copied or moved are scheduled by :mod:`loadmaster.planner.collective.restarts`; sums by time reversal
+(:class:`Combining`), as reversed schedules that spread. The copies that may follow a sum are found twice: as a schedule
+of its own, then pulled forward as far as the order of each resource allows; and by list scheduling in the room that the
+summing sends leave, each chunk from the moment its sum is complete.
 """
 
 from __future__ import annotations

@@ -25,13 +25,8 @@ _MOST_IMAGES = 1 << 23
 
 @dataclass(frozen=True)
 class Images:
-    """Representatives of chunks and resources under the symmetries of an instance.
-
-    Attributes:
-        group: the symmetries, the identity first.
-        chunks: the first of each orbit.
-        resource: [resources] the one that stands for each.
-    """
+    """Representatives of chunks and resources under the symmetries of an instance: ``group`` has the identity first,
+    ``chunks`` the first chunk of each orbit, ``resource`` [resources] the one that stands for each."""
 
     group: tuple[Symmetry, ...]
     chunks: frozenset[int]

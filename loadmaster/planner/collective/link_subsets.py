@@ -25,8 +25,8 @@ class LinkSubset:
 
     Attributes:
         local, nodes: radix of the offsets within a node and between nodes; 0 keeps all links, 1 those to the next.
-        lanes: of the links between two nodes, ``rails``: those between ranks of the same place in their nodes;
-            ``one``: the first of those that hold the same resources.
+        lanes: of the links between two nodes, ``rails``: those between ranks of the same place in their nodes; ``one``:
+            the first of those that hold the same resources.
     """
 
     local: int = 0

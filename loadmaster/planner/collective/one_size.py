@@ -1,12 +1,12 @@
 """The best algorithm of one size: candidates are forms, chunk counts and sketches; each move makes the best of them.
 
-The first schedule is a classic algorithm (:mod:`baseline`), so that one is in hand at once. Each candidate is scheduled
-once, in turn; those whose bound is no better than a schedule in hand are left out. The most promising, and then others,
-get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved or the time of this
-size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of that topology too,
-so that no sketch of ours makes them stronger than they are. What is proved in the end is of every form and number of
-chunks that the problem allows (:mod:`loadmaster.models.collective.proof`); the bound of a candidate's own form and
-number only says whether it can still become the best.
+The first schedule is a classic algorithm (:mod:`baseline`), so one is in hand at once. Each candidate is scheduled
+once, in turn, unless its bound is no better than a schedule in hand. The most promising, and then others, get restarts
+of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved or the time of this size is up.
+Every schedule is checked on the problem's own topology before it counts; bounds are of that topology too, so that no
+sketch of ours makes them stronger than they are. The final proof is of every form and number of chunks that the problem
+allows (:mod:`loadmaster.models.collective.proof`); a candidate's own bound only says whether it can still become the
+best.
 """
 
 from __future__ import annotations
@@ -63,15 +63,8 @@ MOST_EXACT = 1 << 13
 
 
 class OneSize:
-    """The search for one size.
-
-    Args:
-        until_s: on the effort's clock: when the time of this size is up.
-        told: called when there is a better algorithm.
-
-    Attributes:
-        check_s: the longest that a check took so far.
-    """
+    """The search for one size, until ``until_s`` on the effort's clock; ``told`` is called when there is a better
+    algorithm. ``check_s`` is the longest that a check took so far."""
 
     def __init__(
         self,
@@ -164,7 +157,6 @@ class OneSize:
         return time_ns
 
     def _classics(self) -> None:
-        """Try the classic algorithms whose chunks travel together."""
         until_s = self.effort.elapsed_s + CLASSICS_SHARE * (self.until_s - self.began_s)
         wholes: dict[Form, Whole] = {}
         for form in forms_of(self.problem):
@@ -307,7 +299,6 @@ class OneSize:
         return lambda: self.effort.elapsed_s >= until_s or self.effort.cancelled()
 
     def _is_proved(self) -> bool:
-        """Return whether the best schedule is within the gap that was asked for."""
         best = self.best
         return best is not None and best.time_ns - self.proof.bound.ns <= self.effort.options.gap * best.time_ns
 

@@ -1,9 +1,8 @@
 """TACCL's pipeline: routes by a program, an order by heuristics, then contiguity and exact times by a program.
 
 Its steps serve other searches as well: :func:`schedule` takes routes from anywhere, :func:`polish` a whole schedule.
-Between steps 2 and 3 there is one of ours: the same routes in the best order that interval scheduling finds.
-
-Source: [Shah23], sections 5.4.2 and 5.5.
+Between steps 2 and 3 there is one of ours: the same routes in the best order that interval scheduling finds. Source:
+[Shah23], sections 5.4.2 and 5.5.
 """
 
 from __future__ import annotations
@@ -47,11 +46,9 @@ INTERVALS_SHARE = 0.25
 
 
 def pipeline(instance: Instance, effort: Effort, seconds: float) -> tuple[Send, ...] | None:
-    """Plan by all three steps; None where no routes were found in time.
-
-    Sums are routed backwards, from their roots, and what follows them is planned as a collective of its own that starts
-    after them, as early as the orders of the resources allow (section 5.7).
-    """
+    """Plan by all three steps; None where no routes were found in time. Sums are routed backwards, from their roots;
+    the copies that follow are a collective of its own, started as early as the orders of the resources allow (section
+    5.7)."""
     if not instance.combines:
         return _phase(instance, instance, effort, seconds)
     instance, roots = choose_roots(instance)
@@ -83,14 +80,9 @@ def _phase(instance: Instance, routed: Instance, effort: Effort, seconds: float)
 
 
 def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, effort: Effort) -> tuple[Send, ...]:
-    """Steps 2 and 3: order the hops of routes by every heuristic, and merge them in the best orders.
-
-    Args:
-        bound_ns: no schedule is faster; the search ends at the asked gap to it.
-
-    Raises:
-        InputError: a route is not a tree, see :func:`loadmaster.models.collective.hops.hops_of`.
-    """
+    """Steps 2 and 3: order the hops of routes by every heuristic, and merge them in the best orders, up to the asked
+    gap to ``bound_ns``. Raises InputError if a route is not a tree, see
+    :func:`loadmaster.models.collective.hops.hops_of`."""
     with effort.on_clock("build"):
         orders = [order(instance, routes, rule, backward=b) for rule, b in product(HEURISTICS, (False, True))]
         orders.sort(key=lambda ordered: time_ns(ordered, alone(ordered)))
@@ -105,10 +97,8 @@ def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, 
 def polish(
     instance: Instance, schedule_in_hand: Sequence[Send], bound_ns: int, seconds: float, effort: Effort
 ) -> tuple[Send, ...]:
-    """Merge the messages of a schedule in hand again (step 3 on its order). Never slower than it.
-
-    Arguments as for :func:`schedule`.
-    """
+    """Merge the messages of a schedule in hand again (step 3 on its order), as in :func:`schedule`. Never slower than
+    it."""
     found = tuple(schedule_in_hand)
     if any(chunk.goes_on for chunk in instance.chunks):
         return phase_by_phase(instance, found, polish, seconds, effort)

@@ -20,11 +20,8 @@ def in_order(sends: Sequence[Send]) -> tuple[Send, ...]:
 
 
 def prune(instance: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
-    """Take out sends that are on no path to a target.
-
-    A copy serves when its rank wants the chunk or sends it on; later copies of what a rank has by then serve nobody.
-    Sums serve always: every part must arrive.
-    """
+    """Take out sends that are on no path to a target. A copy serves when its rank wants the chunk or sends it on, the
+    first time only. Sums serve always: every part must arrive."""
     ordered = sorted(sends, key=lambda send: (_arrival_ns(instance, send), send.start_ns))
     has = {(c, rank) for c, chunk in enumerate(instance.chunks) if not chunk.reduces for rank in chunk.sources}
     first: list[tuple[Send, list[int]]] = []
@@ -45,14 +42,9 @@ def prune(instance: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
 def retime(
     instance: Instance, sends: Sequence[Send], ready_ns: Mapping[tuple[int, int], int] | None = None
 ) -> tuple[Send, ...]:
-    """Start every send as early as its order allows.
-
-    Args:
-        ready_ns: from when on a source has a chunk, (chunk, rank) to time; 0 where it is missing.
-
-    A send waits for its resources; for the first copy of each of its chunks, or, where its rank has a part of a sum,
-    for every part that arrived before it was sent.
-    """
+    """Start every send as early as its order allows: it waits for its resources, and for the first copy of each of its
+    chunks; where its rank has a part of a sum, for every part that arrived before it was sent. ``ready_ns``: when a
+    source has a chunk, by (chunk, rank); 0 where it is missing."""
     return _retimed(instance, sends, ready_ns or {})[0]
 
 

@@ -1,9 +1,9 @@
 """List scheduling of given messages: each starts as soon as the resources of its link are free, the most urgent first.
 
-Who sends what to whom is settled, and so is a sequence that works: a message waits for all messages before it in the
-sequence that bring any of its chunks to its source. What is left is the order on each resource. A message that waits
-with another for the same resource goes first where the longer path starts with it; of equals, the one that comes first
-in the sequence. So chains are followed at once, and phases run into each other.
+A sequence that works is given: a message waits for all messages before it in the sequence that bring any of its chunks
+to its source. What is left is the order on each resource. Of messages that wait for the same resource, the one with the
+longer path goes first; of equals, the first in the sequence. So chains are followed at once, and phases run into each
+other.
 
 Where chunks follow one another down the same trees, the longest path alone lets those wait that are nearly done, until
 they all come at once. So paths of later chunks count for less: by half of the time by which such a chunk is due later,
@@ -33,9 +33,9 @@ def queued(
     """Schedule messages: with their starts, in order; None where the time was up before.
 
     Args:
-        messages: in a sequence that works; what they say of their starts is not looked at.
+        messages: in a sequence that works; the starts they have are ignored.
         turns: per message, how many chunks go before its chunk: 0 for all where none is due before another.
-        images: of which these messages make others that start when they do.
+        images: the symmetries under which these messages make others that start when they do.
     """
     run = _Run(instance, messages, turns, images)
     return run.schedule() if run.until_over(over) else None
@@ -65,7 +65,6 @@ class _Run:
         self._events: list[tuple[int, int]] = []
 
     def schedule(self) -> tuple[Send, ...]:
-        """Return the sends that were started, in order."""
         found = [
             Send(start_ns, send.source, send.target, send.chunks, send.combines)
             for start_ns, send in zip(self._starts, self._messages, strict=True)

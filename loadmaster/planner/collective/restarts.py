@@ -77,12 +77,11 @@ Change = Callable[[Setting], Setting]
 
 @dataclass
 class Restarts:
-    """Search for schedules of one instance by restarts of list scheduling.
+    """Search for schedules of one instance by restarts of list scheduling. ``cancelled`` is asked between events.
 
     Args:
         usable: per chunk the links it may use; None: as the instance says.
         release: what the schedule builds on.
-        cancelled: asked between events.
         needed: there must be a schedule in the end: the plainest where list scheduling found none in time.
     """
 
@@ -125,18 +124,14 @@ class Restarts:
         runs: int | None = None,
         first_s: float | None = None,
     ) -> tuple[Send, ...] | None:
-        """Restart until a schedule is within ``gap`` of the bound, or time, runs or the caller's patience are up.
-
-        May be called again to go on.
+        """Restart until a schedule is within ``gap`` of the bound, or time, runs or the caller's patience are up. May
+        be called again to go on. Returns the best of all calls; None if there is no schedule, or none was found.
 
         Args:
             bound_ns: no schedule is faster; 0 where that is not known.
             gap: (time - bound) / time that is good enough.
             runs: most restarts of each phase in this call; None: as many as the time allows.
             first_s: seconds for a first schedule, where these may be more than those of this call.
-
-        Returns:
-            The best of all calls; None if there is no schedule, or none was found.
         """
         good_ns = good_enough_ns(bound_ns, gap)
         until = time.monotonic() + seconds
@@ -160,7 +155,6 @@ class Restarts:
         return self.best
 
     def _offer(self, sends: tuple[Send, ...] | None, setting: Setting | None) -> None:
-        """Take note of a schedule, and of the setting it came from."""
         if sends is None:
             return
         time_ns = finish_ns(self.instance, sends)
@@ -327,12 +321,10 @@ class Restarts:
 
 
 def _with(setting: Setting, **changes: Any) -> Setting:
-    """Return a setting with other parameters."""
     return replace(setting, parameters=replace(setting.parameters, **changes))
 
 
 def _power(generator: Symmetry, n: int) -> Symmetry:
-    """Apply a symmetry n times."""
     ranks, chunks = generator.ranks, generator.chunks
     for _ in range(n - 1):
         ranks = tuple(generator.ranks[r] for r in ranks)
@@ -354,10 +346,8 @@ def _crossings_per_nic(instance: Instance) -> int:
 
 
 def _merges(weight: float, most: int, usual: int = 1) -> list[tuple[int, int, float]]:
-    """(batch, hold, taper) worth trying where a message costs ``weight`` of a chunk's own time, likely ones first.
-
-    ``usual``: chunks that a message could carry at most.
-    """
+    """List (batch, hold, taper) worth trying where a message costs ``weight`` of a chunk's own time, likely ones first.
+    ``usual``: chunks that a message could carry at most."""
     if weight < MERGING_MATTERS:
         return [(1, 1, 1.0)]
     powers = [n for e in range(1, most.bit_length()) for n in (1 << e, 3 << (e - 1)) if n <= most]

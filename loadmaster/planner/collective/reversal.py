@@ -8,11 +8,9 @@ of the reversed topology; AllReduce goes on with an AllGather from the roots.
 A reversed send that arrived at a has to start at (finish - a) and holds its resources from then on; where links of one
 resource differ in latency these spans may overlap, so starts are computed again with the order kept.
 
-A sum with several targets has two phases: until it is whole at its root, and copied from there on. Programs plan one
-at a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as closely as the orders of
-the resources allow.
-
-Source: [Shah23], section 5.7 (combining collectives).
+A sum with several targets has two phases: until it is whole at its root, and copied from there on. Programs plan one at
+a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as closely as the orders of
+the resources allow. Source: [Shah23], section 5.7 (combining collectives).
 """
 
 from __future__ import annotations
@@ -31,14 +29,12 @@ from loadmaster.planner.effort import Effort
 
 
 def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
-    """Choose for each chunk the rank where its sum is completed: one of its targets, shared out evenly.
+    """Choose for each chunk the rank where its sum is completed: one of its targets, shared out evenly over those with
+    links to other nodes and from there, if any: what comes to others has farther to go. Where no target can reach the
+    others, another rank that all parts can reach.
 
-    Over those with links to other nodes and from there, where there are any: what comes to others has farther to go.
-    Where no target can reach the others, another rank that all parts can reach.
-
-    Returns:
-        The instance, and the roots. Its symmetries map the root of a chunk to the root of its image; where no such
-        roots exist, the instance comes back without symmetries.
+    Returns the instance, and the roots. Its symmetries map the root of a chunk to the root of its image; where no such
+    roots exist, the instance comes back without symmetries.
     """
     topology = instance.topology
     group = closure(instance.generators, topology.rank_count, len(instance.chunks))
@@ -77,11 +73,8 @@ def gathering(instance: Instance, roots: Sequence[int]) -> Instance:
 
 
 def reversed_summing(instance: Instance, roots: Sequence[int]) -> Instance:
-    """Build the spreading of each sum's chunk from its root to all that have a part, over the links the other way.
-
-    Which links a chunk may use is that of the instance, link by link: a link keeps its index. The senders of chunks are
-    therefore left out here.
-    """
+    """Build the spreading of each sum's chunk from its root to all that have a part, over the links the other way. A
+    link keeps its index, and with it the chunks that may use it; the senders of chunks are therefore left out here."""
     chunks = tuple(
         Chunk(chunk.size_bytes, (root,), chunk.sources) if chunk.reduces else Chunk(0, chunk.sources, chunk.sources)
         for chunk, root in zip(instance.chunks, roots, strict=True)
@@ -90,14 +83,9 @@ def reversed_summing(instance: Instance, roots: Sequence[int]) -> Instance:
 
 
 def relabelling(spreading: Instance, usable: Sequence[Sequence[int]], after: Instance) -> Symmetry | None:
-    """Find new names of ranks and chunks under which spreading a sum, reversed, is the copying that follows it.
-
-    The schedule of the one then serves the other. Looked for among turns, reflections and exchanges of the ranks of
-    every node; None where none of those fits.
-
-    Args:
-        usable: per chunk the links that spreading may use.
-    """
+    """Find new names of ranks and chunks under which spreading a sum, reversed, is the copying that follows it: the
+    schedule of the one then serves the other. Tried are turns, reflections and exchanges of the ranks of every node;
+    None where none of those fits. ``usable``: per chunk the links that spreading may use."""
     before, copying = spreading.topology, after.topology
     held = {frozenset(of) for of in holders_of(copying)}
     allowed = {id(links): frozenset(links) for links in (*usable, *after.usable_links)}
@@ -173,12 +161,7 @@ def _images(before: Topology, after: Topology, ranks: Sequence[int]) -> list[int
 
 
 def reverse(instance: Instance, spreading: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
-    """Turn sends that spread into the sends that sum.
-
-    Args:
-        instance: whose chunks reduce.
-        spreading: of :func:`reversed_summing`, for which the sends are.
-    """
+    """Turn sends of ``spreading``, an instance of :func:`reversed_summing`, into the sends of ``instance`` that sum."""
     finish = finish_ns(spreading, sends)
     mirrored = [
         Send(finish - finish_ns(spreading, (send,)), send.target, send.source, send.chunks, combines=True)
@@ -267,5 +250,4 @@ def _roots(instance: Instance, sends: Sequence[Send]) -> tuple[int, ...] | None:
 
 
 def _symmetric(phase: Instance) -> Instance:
-    """Keep the symmetries of a phase that map roots onto roots."""
     return replace(phase, generators=tuple(g for g in phase.generators if breaks_chunks(phase.chunks, g) is None))

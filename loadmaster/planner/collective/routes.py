@@ -1,14 +1,14 @@
 """Routes of chunks that move, one for each, so that no resource gets far more than its share.
 
-Shortest ways alone crowd: a NIC next to the target looks as near as seven others. Here chunks are routed one after the
+Shortest ways alone crowd: a NIC next to the target looks as near as seven others. So chunks are routed one after the
 other, those that have far to go first (they also go first once they are scheduled), each along the way that raises the
 work of the busiest resource of all least; of those, along the one that is shortest when every link costs its transfer
 and a share of the work that its busiest resource has by then. A chunk and its images under the symmetries are routed as
 one.
 
-The plainest schedule: every chunk along its shortest ways, one send after the other, then pulled together. It takes no
-account of what else is under way and is beaten almost everywhere; on small and odd topologies it is the floor that list
-scheduling, which is greedy, must not fall through.
+The plainest schedule (:func:`sequential`) sends every chunk along its shortest ways, one send after the other, then
+pulled together. It is beaten almost everywhere; on small and odd topologies it is the floor that list scheduling, which
+is greedy, must not fall through.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def balanced_routes(
     Args:
         chunks: chunk to (bytes, source, target, links it may use); all images of a chunk are among them.
         far_ns: per chunk how far it has to go.
-        share: which part of a resource's work counts as waiting.
+        share: the part of a resource's work that counts as waiting.
     """
     orbits: list[int] = []
     seen: set[int] = set()
@@ -61,7 +61,6 @@ def balanced_routes(
 
 
 def _add(topology: Topology, link: Link, group: Sequence[Symmetry], load: list[float], size_bytes: int) -> None:
-    """Add the work of a chunk and its images."""
     for g in group:
         image = topology.links[topology.link_between[g.ranks[link.source], g.ranks[link.target]]]
         for resource in image.resources:
@@ -107,10 +106,8 @@ def _shortest(
 
 
 class ShortestWays:
-    """Shortest ways between ranks, for the chunks of an instance; those that may use the same links share them.
-
-    ``usable``: per chunk the links it may use.
-    """
+    """Shortest ways between ranks over the ``usable`` links of each chunk; chunks that may use the same links share
+    them."""
 
     def __init__(self, instance: Instance, usable: Sequence[Sequence[int]]) -> None:
         self._instance, self._usable = instance, usable
@@ -141,10 +138,8 @@ def _graph(instance: Instance, chunk: int, usable: Sequence[int]) -> nx.DiGraph:
 
 
 def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None) -> tuple[Send, ...] | None:
-    """Send one chunk after the other, retimed; None where a target cannot be reached.
-
-    ``usable``: per chunk the links it may use; None: as the instance says.
-    """
+    """Send one chunk after the other, retimed; None where a target cannot be reached. ``usable``: per chunk the links
+    it may use; None: as the instance says."""
     links = instance.topology.links
     sends: list[Send] = []
     now = 0

@@ -1,12 +1,12 @@
 """Graph that list scheduling works on: orbits of links, distances, islands, and which chunks each link may carry.
 
-A :class:`SchedulingGraph` is made once for an instance and a choice of links (a *subset*, see
-:mod:`loadmaster.planner.collective.link_subsets`) and serves every restart. Sets of chunks are integers used as bit
+A :class:`SchedulingGraph` is made once for an instance and a choice of links
+(:mod:`loadmaster.planner.collective.link_subsets`) and serves every restart. Sets of chunks are integers used as bit
 masks.
 
-Two kinds of chunks are treated apart. One with a single source and a single target moves: it is forwarded along links
-that bring it strictly nearer to its target, so it can neither turn in circles nor be stranded. Every other chunk
-spreads: a rank receives it at most once, from any rank that holds it.
+A chunk with a single source and a single target moves: it is forwarded along links that bring it strictly nearer to its
+target, so it can neither turn in circles nor be stranded. Every other chunk spreads: a rank receives it at most once,
+from any rank that holds it.
 """
 
 from __future__ import annotations
@@ -57,12 +57,8 @@ class Orbit:
 
 @dataclass(frozen=True)
 class Release:
-    """Times that a schedule must build on: when chunks are where they start, and when resources are taken.
-
-    Attributes:
-        ready_ns: when a source has a chunk; sources that are missing have it at 0.
-        taken: per resource, intervals (start, end) in which it is busy, ascending.
-    """
+    """Times that a schedule must build on: ``ready_ns``, when a source (chunk, rank) has a chunk, 0 where it is
+    missing; ``taken``, per resource, the intervals (start, end) in which it is busy, ascending."""
 
     ready_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     taken: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
@@ -79,8 +75,8 @@ class SchedulingGraph:
         usable: per chunk the links it may use; None: as the instance says.
         symmetric: keep the instance's symmetries.
         slack: by which part of its remaining distance a chunk that moves may stray from its shortest paths.
-        share: above 0, each chunk that moves keeps to one route (see
-            :func:`loadmaster.planner.collective.routes.balanced_routes`).
+        share: above 0, each chunk that moves keeps to one route
+            (:func:`loadmaster.planner.collective.routes.balanced_routes`).
         late: a chunk that moves to another node goes from one rank to another of the same NIC only once it is there, so
             that what leaves over a NIC is not strewn over its ranks.
     """

@@ -53,13 +53,8 @@ class Pattern:
 
 
 def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> list[Sketch]:
-    """List sketches worth trying, the most promising first; the user's own alone if the problem has one.
-
-    They leave the chunk count open: :func:`chunk_counts`.
-
-    Args:
-        over: whether the time to look for symmetries is up; those found by then are used.
-    """
+    """List sketches worth trying, the most promising first; the user's own alone if the problem has one. They leave the
+    chunk count open: :func:`chunk_counts`. Once ``over`` says so, symmetries are no longer looked for."""
     if problem.sketch is not None:
         return [problem.sketch]
     by_symmetry: dict[int, list[Sketch]] = {}
@@ -80,12 +75,7 @@ def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: Fa
 
 def turning(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> Sketch | None:
     """Sketch of every link, with rotations that are symmetries of the whole; None without any, or if a user drew some.
-
-    Rotations go by twice as many places as must be: what ranks do in turns with their neighbours stays as it is.
-
-    Args:
-        over: as of :func:`candidates`.
-    """
+    They go by twice as many places as must be: the turns of ranks with their neighbours stay as they are."""
     chain = () if problem.sketch is not None else _rotations(problem, Pattern("every link"), over)
     twice = tuple((2 * offset, group) for offset, group in chain if 2 * offset < group and group % (2 * offset) == 0)
     return Sketch("turning", symmetry=twice) if twice else None
@@ -97,8 +87,8 @@ def chunk_counts(
     """List parts of each rank's piece worth trying at a size, ascending; those of the problem or sketch if named.
 
     Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
-    cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. Of a size that
-    none of those divide, what divides it and is next to them. 1 where nothing does: the refusal then says what would.
+    cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. Where none of
+    those divide the size, the nearest numbers that do; 1 where nothing does: the refusal then says what would.
     """
     named = named_chunk_counts(problem if sketch is None else replace(problem, sketch=sketch))
     if named:
@@ -119,7 +109,6 @@ def chunk_counts(
     at_least = 2 if many <= FEW_PIECES and ranks <= FEW_RANKS and len(local_gbps) > 1 else 1
 
     def worth(parts: int) -> bool:
-        """Return whether so many parts divide the size, and are not too small."""
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
         divides = problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0
         return divides and (parts <= at_least or not small)
@@ -199,10 +188,8 @@ def _ends(topology: Topology, group: tuple[int, ...]) -> tuple[int, int]:
 
 def _rotations(problem: CollectiveProblem, pattern: Pattern, over: Callable[[], bool]) -> tuple[Rotation, ...]:
     """List rotations that are symmetries under a pattern, from whole nodes down to ranks, each inside the one before.
-
     Each is by the least offset that is one, so together they map a rank to as many others as they can, short of mapping
-    a link to one that it shares a resource with: such links could not be used at one time.
-    """
+    a link to one that it shares a resource with: such links could not be used at one time."""
     topology = problem.topology
     per_node = _ranks_per_node(topology)
     # A rotation moves every rank, a root too.

@@ -45,14 +45,9 @@ def solved(
     """Solve a program whose objective is a time in nanoseconds, in a process of its own.
 
     Ends early when the caller cancels, when the time of the whole run is up (a process takes a while to start), or when
-    an objective within the asked gap of the bound is found. Programs with
-    intervals go to CP-SAT, all others to the solver asked for (to the default where that is CP-SAT, which takes no
-    continuous columns).
-
-    Args:
-        best_ns: of the schedule in hand, for reports.
-        bound_ns: no schedule is faster.
-        start: columns and values to start from.
+    an objective within the asked gap of ``bound_ns`` is found. Programs with intervals go to CP-SAT, all others to the
+    solver asked for (to the default where that is CP-SAT, which takes no continuous columns). ``best_ns`` is the time
+    of the schedule in hand, for reports; ``start``: columns and values to start from.
     """
     good_ns = bound_ns * (1.0 + effort.options.gap)
     latest: list[float] = []
@@ -92,14 +87,11 @@ SYMMETRIC_SHARE = 0.5
 def improve(
     instance: Instance, sends: Sequence[Send], bound_ns: int, seconds: float, effort: Effort
 ) -> tuple[Send, ...]:
-    """Search by CP-SAT for a schedule that is at least as fast as the one in hand.
+    """Search by CP-SAT for a schedule that is at least as fast as the one in hand, up to the asked gap to ``bound_ns``.
 
-    Looked for among those of one chunk a message, with the instance's symmetries first and then without; sums with
-    several targets before they are whole, and then after. Where there are too many hops to choose from (``MOST_PAIRS``,
-    ``MOST_INTERVALS``) the schedule comes back as it is.
-
-    Args:
-        bound_ns: no schedule is faster; the search ends at the asked gap to it.
+    One chunk a message; with the instance's symmetries first and then without; sums with several targets before they
+    are whole, and then after. Where there are too many hops to choose from (``MOST_PAIRS``, ``MOST_INTERVALS``) the
+    schedule comes back as it is.
     """
     best = tuple(sends)
     if any(chunk.goes_on for chunk in instance.chunks):
@@ -142,12 +134,8 @@ MOST_WAYS = 10_000
 def in_steps(
     instance: Instance, sends: Sequence[Send], bound_ns: int, seconds: float, effort: Effort, more: int = 0
 ) -> tuple[Send, ...]:
-    """Search a schedule in few steps that is at least as fast as the one in hand.
-
-    Args:
-        bound_ns: no schedule is faster; the search ends at the asked gap to it.
-        more: steps than there must be, to carry less over slow links.
-    """
+    """Search a schedule in few steps that is at least as fast as the one in hand; nothing is faster than ``bound_ns``.
+    ``more``: steps in addition to the least number, to carry less over slow links."""
     best = tuple(sends)
     if any(chunk.goes_on for chunk in instance.chunks):
         return phase_by_phase(instance, best, partial(in_steps, more=more), seconds, effort)

@@ -3,14 +3,14 @@
 Each chunk goes down a tree of its own from where it starts, through the dimensions of a grid, one after another: every
 rank that has it by then is the root of a tree along the next dimension (:mod:`grids`).
 
-A chunk of one target goes the way to that target alone: AllToAll by dimensions, or pairwise. Sums come up the trees,
-and what follows goes down. *Turned*: chunks take turns in the dimension that comes first, so that all links of a torus
-are in use. *Scattered*, of what starts on one rank, or ends there: the root sends each chunk to one rank of its node,
-in turns, which sends it to its like in other nodes, and everyone to their neighbours: broadcast by scatter and
-all-gather, over every NIC of a node.
+A chunk of one target goes the way to that target alone: AllToAll by dimensions, or pairwise. Sums come up the trees;
+copies that follow go down. *Turned*: chunks take turns in the dimension that comes first, so that all links of a torus
+are in use. *Scattered*, of chunks that all start on one rank, or end there: the root sends each chunk to one rank of
+its node, in turns, which sends it to its like in other nodes, and everyone to their neighbours: broadcast by scatter
+and all-gather, over every NIC of a node.
 
-Ranks without a link between them send over the shortest way, whose ranks keep what passes. When a message starts is
-settled by :mod:`loadmaster.planner.collective.queueing`.
+Ranks without a link between them send over the shortest way, whose ranks keep what passes.
+:mod:`loadmaster.planner.collective.queueing` settles when a message starts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,9 @@ _Step = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class TreeClassic:
-    """Classic algorithm of trees by name.
-
-    Attributes:
-        phases: the trees of each dimension, in order.
-        turned: chunks take turns in the dimension that comes first.
-        scattered: the first phase has a root that sends each chunk to one rank there.
-    """
+    """Classic algorithm of trees by name: ``phases`` are the trees of each dimension, in order. ``turned``: chunks take
+    turns in the dimension that comes first; ``scattered``: in the first phase the root sends each chunk to one rank
+    there."""
 
     name: str
     phases: tuple[tuple[Dimension, Shape], ...]
@@ -63,10 +59,8 @@ class TreeClassic:
 
 
 def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
-    """Yield the tree algorithms of a topology, the likeliest for many bytes first.
-
-    ``rooted``: all chunks start at one rank, or end there.
-    """
+    """Yield the tree algorithms of a topology, the likeliest for many bytes first. ``rooted``: all chunks start at one
+    rank, or end there."""
     for dimensions in torus_grids(topology):
         for shape in _ALONG:
             phases = tuple((dimension, shape) for dimension in dimensions)
@@ -91,12 +85,9 @@ def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
 
 @dataclass(frozen=True)
 class Messages:
-    """The messages of an algorithm, in a sequence that works; starts are not settled.
-
-    Attributes:
-        turns: per message, how many chunks with the ends of its chunk come before.
-        images: the symmetries that make all others of these messages; None: these are all.
-    """
+    """The messages of an algorithm, in a sequence that works; starts are not settled. ``turns``: per message, how many
+    chunks with the ends of its chunk come before; ``images``: the symmetries that make all others (None: these are
+    all)."""
 
     sends: tuple[Send, ...]
     turns: tuple[int, ...]
@@ -109,10 +100,8 @@ class Messages:
 
 
 def messages(instance: Instance, classic: TreeClassic) -> Messages | None:
-    """Messages of a tree algorithm on an instance; None where a rank cannot reach another.
-
-    Where instance and algorithm have symmetries, only messages of which these make the others.
-    """
+    """Messages of a tree algorithm on an instance; None where a rank cannot reach another. Where instance and algorithm
+    have symmetries, only messages of which these make the others."""
     images = images_of(instance) if classic.is_alike else None
     if images is not None:
         found = _all_messages(representatives(instance, images), classic)
@@ -142,10 +131,8 @@ def _in_sequence(sums: list[_Step], copies: list[_Step]) -> Messages:
 
 
 def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> list[_Step] | None:
-    """Send every chunk of an instance without sums down its tree to its targets; None where one gets stuck.
-
-    In the order of these steps no two ranks send to one at a time where trees look the same from all roots.
-    """
+    """Send every chunk of an instance without sums down its tree to its targets; None where one gets stuck. In the
+    order of these steps no two ranks send to one at a time where trees look the same from all roots."""
     trees = _Trees(instance, classic, usable)
     found: list[_Step] = []
     turns: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -185,10 +172,8 @@ class _Trees:
         self._known: dict[tuple[int, int, int], Edges | None] = {}
 
     def edges(self, chunk: int, root: int, turn: int) -> Edges | None:
-        """Build the tree of a chunk from its root to all ranks, each edge after the one into its source.
-
-        ``turn``: how many chunks with its ends come before.
-        """
+        """Build the tree of a chunk from its root to all ranks, each edge after the one into its source. ``turn``: how
+        many chunks with its ends come before."""
         key = id(self._usable[chunk]), root, turn % self._period
         if key not in self._known:
             plan = self._scattered(root, key[2]) if self._classic.scattered else self._plan(root, key[2])
@@ -224,11 +209,9 @@ class _Trees:
         return tuple(found)
 
     def _scattered(self, root: int, turn: int) -> Edges:
-        """Plan the edges from the root to one rank of its node, from there to others' nodes, and to all around.
-
-        The root itself is in turn too where there are other nodes; then one rank around hears it first and tells the
-        others, so that the root sends nothing twice there.
-        """
+        """Plan the edges from the root to one rank of its node, from there to others' nodes, and to all around. Where
+        there are other nodes, the root itself has a turn; then one rank around hears it first and tells the others, so
+        that the root sends nothing twice there."""
         *between, (inside, near) = self._classic.phases
         around = [inside.moved(root, (inside.at(root) + step) % inside.size) for step in range(1, inside.size)]
         group, turn = ([*around, root] if between else around), turn

@@ -1,11 +1,10 @@
 """Driver of ``graph``: solves the program of each order, first without the budget, then under it where that binds.
 
-What the program finds without a budget bounds all plans. Where its kernels, put into sequence, and the hot rows that
-are worth it take more than the budget, the program is solved with rows of memory. A set of kernels that is still too
-much is excluded, with all others that are too much for the same reason
-(:func:`loadmaster.models.graph.sequence.conflict`), and so on. Schedules by rule are tried first: there is a plan as
-soon as one of them fits. Orders are solved one by one, first those whose kernels take least at the least; those that
-take more than the best plan are left out.
+The optimum without a budget bounds all plans. Where its kernels, put into sequence, and the hot rows that are worth it
+take more than the budget, the program is solved with rows of memory. A set of kernels that is still too much is
+excluded, with all others that are too much for the same reason (:func:`loadmaster.models.graph.sequence.conflict`), and
+so on. Schedules by rule are tried first: there is a plan as soon as one of them fits. Orders are solved one by one,
+those with the least bound first; those that take more than the best plan are left out.
 
 Other methods are rules: what other systems do, and what plans are compared with ([Wu24] section 3.4.3).
 
@@ -76,12 +75,8 @@ def plan_graph(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> GraphPlan:
-    """Plan one ``graph`` problem: ``auto`` and the other methods as above.
-
-    Raises:
-        LimitReachedError: there may be a plan under the budget, but none was found.
-        CancelledError: cancelled before any plan.
-    """
+    """Plan one ``graph`` problem: ``auto`` and the other methods as above. Raises LimitReachedError if there may be a
+    plan under the budget, but none was found; CancelledError if cancelled before any plan."""
     return _Run(problem, Effort(options, on_progress, cancelled)).plan()
 
 
@@ -151,7 +146,6 @@ class _Run:
         self.is_infeasible = all(math.isinf(lower) for lower in self.lower)
 
     def _by_promise(self) -> list[int]:
-        """Sort the orders, the least bound first."""
         return sorted(range(len(self.orders)), key=lambda p: self.lower[p])
 
     def _without_budget(self, p: int) -> None:
@@ -188,11 +182,9 @@ class _Run:
         return min(*self.lower, self._best_us) if self.lower else None
 
     def _rounds(self, phase: str, p: int, of: Candidates, budget_bytes: int | None, *, rounds: int) -> None:
-        """Solve one order, put its kernels into sequence, exclude them, again.
-
-        What the program finds is a bound, where the candidates are all that count, as long as what was excluded was
-        put into the best sequence there is: then nothing better was lost.
-        """
+        """Solve one order, put its kernels into sequence, exclude them, again. An optimum is a bound, where the
+        candidates are all that count, as long as all that was excluded was put into the best sequence there is: then
+        nothing better was lost."""
         # All features over the link, which the program's hot rows save from.
         constant = gather_us(self.problem, 0)
         scale = unit_of(max(self.best_without_us, constant))
@@ -237,10 +229,8 @@ class _Run:
         return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap, cutoff=cutoff)
 
     def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> bool:
-        """Take a set of kernels where it is the best that fits, with as many hot rows as fit next to it.
-
-        Return whether no plan of these kernels is better than the best one now.
-        """
+        """Take a set of kernels where it is the best that fits, with as many hot rows as fit next to it. Return whether
+        no plan of these kernels is better than the best one now."""
         program = self.steps[order]
         with self.effort.on_clock("check"):
             found = in_sequence(self.problem, program, [*kernels])

@@ -13,12 +13,7 @@ _CLOSE = 1e-9
 
 def greedy(problem: IndexProblem, of: Sequence[Sequence[Option]], budget_bytes: int) -> list[Option] | None:
     """Choose options by rule: the least bytes, then always the step that saves most time per byte, while it fits.
-
-    Args:
-        of: the options of each shard, those that nothing beats.
-
-    Returns:
-        an option for each shard; None where the least bytes are too much.
+    ``of``: the options of each shard that nothing beats, the smallest first. None where the least bytes are too much.
     """
     at = [0] * len(of)
     free = [problem.room_bytes(h, budget_bytes) for h in range(len(problem.hosts))]
@@ -82,14 +77,9 @@ def on_threads(problem: IndexProblem, chosen: Sequence[Option]) -> list[int | No
 
 
 def _evened(times: Sequence[float], free: Sequence[int], threads: list[int | None], taken: list[float]) -> None:
-    """Move shards of the longest thread, or exchange them with another thread's, while that makes it shorter.
-
-    The longer one of two threads gets shorter each time, so it ends.
-
-    Args:
-        free: shards of one host whose thread may be changed.
-        taken: [threads] of that host.
-    """
+    """Move shards of the longest thread, or exchange them with another thread's, while that makes it shorter. The
+    longer one of two threads gets shorter each time, so it ends. ``free``: shards of one host whose thread may be
+    changed; ``taken``: [threads] of that host."""
     while True:
         longest = taken.index(max(taken))
         best: tuple[float, int, int, int | None] | None = None

@@ -35,11 +35,8 @@ def plan_index(
     cancelled: Callable[[], bool] | None = None,
 ) -> IndexPlan:
     """Plan one ``index`` problem: ``auto`` as above, ``greedy`` by rule alone, ``one-for-all`` the same for all shards.
-
-    Raises:
-        LimitReachedError: ``one-for-all`` was asked for, and no configuration serves all shards within the budget.
-        CancelledError: cancelled before any plan.
-    """
+    Raises LimitReachedError if no configuration serves all shards within the budget, as ``one-for-all`` asks;
+    CancelledError if cancelled before any plan."""
     return _Run(problem, Effort(options, on_progress, cancelled)).plan()
 
 
@@ -92,10 +89,8 @@ class _Run:
                 self._take("rules", chosen, on_threads(self.problem, chosen))
 
     def _sum_first(self) -> None:
-        """Minimize the sum first, for the objective of the longest thread: spread by rule, it is often good enough.
-
-        No plan's longest thread is shorter than the least sum, divided equally among all threads.
-        """
+        """Minimize the sum first, for the objective of the longest thread: spread by rule, it is often good enough. No
+        plan's longest thread is shorter than the least sum, divided equally among all threads."""
         assert self.best is not None, "rules found a plan"
         if self.problem.objective == "sum" or self._is_proved(self.best) or self.effort.over():
             return
@@ -165,11 +160,7 @@ class _Run:
         return None
 
     def _take(self, phase: str, chosen: Sequence[Option], threads: Sequence[int | None]) -> None:
-        """Keep what is better than all before.
-
-        Raises:
-            CheckFailedError: the checker refuses it.
-        """
+        """Keep what is better than all before. Raises CheckFailedError if the checker refuses it."""
         choices = tuple(
             Choice(o.candidate, o.time_us, o.size_bytes, thread) for o, thread in zip(chosen, threads, strict=True)
         )

@@ -15,10 +15,8 @@ ROUNDING = 1e-9
 
 
 def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:
-    """Return a plan with another proved bound, and the gaps that follow from it.
-
-    It may be a restriction's plan, whose step with memory to spare is another one.
-    """
+    """Return a plan with another proved bound, and the gaps that follow from it. It may be a restriction's plan, whose
+    step with memory to spare is another one."""
     assert plan.objective is not None
     bound = at_most(bound, plan.objective)
     gap, least = relative_gap(plan.objective, bound), unconstrained_cost(problem)

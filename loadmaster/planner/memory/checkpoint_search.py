@@ -67,10 +67,9 @@ def keep_more(search: Search, limit_s: float) -> None:
     """Go on from the best plan, if there is one, to better ones that keep more. It sends nothing to the host.
 
     Whole segments that run again are a coarse choice: one less breaks the budget. Each result that is computed again
-    may stay instead, from where it was computed before, and what only led to it is not computed again either. The
-    dearest for their bytes come first, in batches: twice as many after one that held the budget, half as many after one
-    that broke it. Where 32 products of 3 us are stacked into 6 MiB, the stack stays before a state of 6 MiB that takes
-    16 us.
+    may stay instead, and all that only led to it is not computed again either. The dearest for their bytes come first,
+    in batches: twice as many after one that held the budget, half as many after one that broke it. Where 32 products of
+    3 us are stacked into 6 MiB, the stack stays before a state of 6 MiB that takes 16 us.
     """
     out_of_time = after(search, limit_s)
     waiting = [] if search.best is None else _computed_again(search.problem, search.best)

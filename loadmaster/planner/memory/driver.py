@@ -95,8 +95,7 @@ def plan_memory(
     Raises:
         InputError: more operators than can be planned.
         LimitReachedError: the limit came before any plan, or a baseline does not fit the budget.
-        CancelledError: cancelled before any plan.
-        SolverError: a solve broke before any plan.
+        CancelledError, SolverError: cancelled, or a solve broke, before any plan.
     """
     _expect_size(problem, options.method)
     effort = Effort(options, on_progress, cancelled)
@@ -269,11 +268,7 @@ def _baseline(search: Search) -> None:
 
 def _checkmate(search: Search, *, relaxes: bool) -> Schedule | None:
     """Find Checkmate's schedule; None if time was too short. With ``relaxes`` it may take some bytes too many; without,
-    there may be one where none is found.
-
-    Raises:
-        LimitReachedError: it has none.
-    """
+    there may be one where none is found. Raises LimitReachedError if it has none."""
     make = functools.partial(checkmate.formulate, search.problem, search.budget_bytes, relaxes=relaxes)
     program = search.built(make)
 

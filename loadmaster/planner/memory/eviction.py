@@ -32,12 +32,8 @@ MOST_ANCESTORS = 64
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that compare results for eviction.
-
-    Attributes:
-        shared: the part of an ancestor's cost that counts where backward wants that ancestor again anyway.
-        distance: the exponent of the stages until the next reader.
-    """
+    """Weights that compare results for eviction. ``shared``: the part of an ancestor's cost that counts where backward
+    wants that ancestor again anyway; ``distance``: the exponent of the stages until the next reader."""
 
     shared: float
     distance: float
@@ -114,10 +110,8 @@ class Eviction:
     def decide(
         self, budget_bytes: float, ways: Sequence[int], weights: Weights, out_of_time: Callable[[], bool]
     ) -> Decisions | None:
-        """Decide what to compute again and where; None if nothing was found that fits the budget.
-
-        Where a stage does not fit, what it reads and had lost is not evicted the next time.
-        """
+        """Decide what to compute again and where; None if nothing was found that fits the budget. Where a stage does
+        not fit, what it reads and had lost is not evicted the next time."""
         play = _Play(self, budget_bytes, ways, weights, frozenset(), out_of_time)
         for _ in range(MOST_ATTEMPTS):
             decisions = play.run()
@@ -128,12 +122,8 @@ class Eviction:
 
 
 class _Play:
-    """Step that is played through once. Sets of results are masks [V].
-
-    Attributes:
-        pinned: results that are not evicted while backward reads them later.
-        lost: what the stage that did not fit reads, and has evicted before.
-    """
+    """Step that is played through once. Sets of results are masks [V]: ``pinned`` are not evicted while backward reads
+    them later; ``lost`` were evicted, and are read by the stage that did not fit."""
 
     def __init__(
         self,
@@ -231,9 +221,7 @@ class _Play:
         self, t: int, made: BoolArray, keep: BoolArray, needed: BoolArray
     ) -> tuple[BoolArray, BoolArray] | None:
         """Find what is held at the worst moment of stage t: results kept beyond the stage, and results there before it.
-
-        None if that moment fits the budget.
-        """
+        None if that moment fits the budget."""
         g, order = self.given, np.arange(self.given.count)
         held = (keep | needed) * g.sizes
         before = np.concatenate(([0.0], np.cumsum(held)))

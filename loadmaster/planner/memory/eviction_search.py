@@ -22,11 +22,8 @@ FINE_ENOUGH = 0.02
 
 
 def evict(search: Search, limit_s: float, first_s: float) -> None:
-    """Look for plans by playing the step through and evicting what does not fit, weighed in several ways.
-
-    Args:
-        first_s: what the first way may take. Of a large graph on a busy machine there may be no time for another.
-    """
+    """Look for plans by playing the step through and evicting what does not fit, weighed in several ways. The first way
+    has ``first_s``: on a large graph and a busy machine there may be no time for another."""
     out_of_time = after(search, first_s)
     all_out_of_time = after(search, limit_s)
     eviction = search.built(lambda: Eviction(search.problem))
@@ -42,9 +39,7 @@ def evict(search: Search, limit_s: float, first_s: float) -> None:
 
 def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | None:
     """Find a budget from ``least_bytes`` on under which :func:`evict` has a plan, as small as is found in that time.
-
-    Its plan is the nearest schedule from then on. None if not even the plain step was played in time.
-    """
+    Its plan is the nearest schedule from then on. None if not even the plain step was played in time."""
     out_of_time = after(search, limit_s)
     eviction = search.built(lambda: Eviction(search.problem))
     low, planned, budget_bytes = least_bytes, None, least_bytes

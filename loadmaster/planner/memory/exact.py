@@ -20,10 +20,8 @@ from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus
 
 
 def solve_exactly(search: Search, limit_s: float = math.inf) -> None:
-    """Solve the published formulation, whole: its optimum is the optimum, its bound a proof.
-
-    It knows no offload: with a host link it still has plans, and its bound proves nothing.
-    """
+    """Solve the published formulation, whole: its optimum is the optimum, its bound a proof. It knows no offload: with
+    a host link it still has plans, and its bound proves nothing."""
     problem = search.problem
     full = search.built(lambda: monet.formulate(problem, search.budget_bytes))
     proves, program = not problem.may_offload, full.program

@@ -29,11 +29,8 @@ WORTH_ANOTHER = 1e-3
 
 
 def find_feasible(search: Search, portfolio: Sequence[Slots], limit_s: float) -> None:
-    """Look for any plan at all, in one restriction after another, until none of them brings the bytes down.
-
-    Args:
-        limit_s: of a restriction; solves take a share of it each.
-    """
+    """Look for any plan at all, in one restriction after another, until none of them brings the bytes down. Solves take
+    a share of ``limit_s`` each."""
     fruitless = 0
     for slots in itertools.cycle(portfolio):
         if search.best is not None or search.done() or fruitless == len(portfolio):

@@ -25,14 +25,8 @@ WORTH_A_ROUND = 5e-4
 
 
 def improve(search: Search, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> bool:
-    """Look for better plans in one round of neighbourhoods over a restriction. There is a plan.
-
-    Args:
-        limit_s: of the restriction; neighbourhoods take a share of it each.
-
-    Returns:
-        Whether another round is worth its time.
-    """
+    """Look for better plans in one round of neighbourhoods over a restriction; there is a plan. Each takes a share of
+    ``limit_s``. Returns whether another round is worth its time."""
     before = search.objective
     for begin, end in NEIGHBOURHOODS:
         if search.done():

@@ -33,22 +33,16 @@ NEARLY = 0.9
 
 @dataclass
 class Refinement:
-    """Sequence of ever finer relaxations.
-
-    Attributes:
-        starts: first stages of the groups of the latest.
-        optimum: of it; None while it has not been solved to its end.
-    """
+    """Sequence of ever finer relaxations. ``starts``: first stages of the groups of the latest one; ``optimum``: its
+    optimum, None while it has not been solved to its end."""
 
     search: Search
     starts: list[int]
     optimum: tuple[Relaxation, FloatArray] | None
 
     def go_on(self, limit_s: float) -> None:
-        """Divide and solve until the time is over, the gap is proved, or nothing is left to divide.
-
-        A relaxation that was not solved to its end is solved again.
-        """
+        """Divide and solve until the time is over, the gap is proved, or nothing is left to divide. A relaxation that
+        was not solved to its end is solved again."""
         until = time.monotonic() + limit_s
         while not self.search.done() and time.monotonic() + LEAST_SECONDS < until:
             if self.optimum is not None and not self._divide(*self.optimum):
@@ -93,14 +87,9 @@ def bytes_of_stages(
 
 
 def worst_stage(taken: Mapping[int, int], budget_bytes: int, groups: Sequence[tuple[int, int]]) -> int | None:
-    """Find the stage that takes most, of those that share a group with others; None if all of them hold the budget.
-
-    Where stages right after it are over by nearly as much, it is the last of those: what stands in all of them is read
-    there.
-
-    Args:
-        taken: bytes, by stage.
-    """
+    """Find the stage that takes most (bytes by stage in ``taken``), of those that share a group with others; None if
+    all of them hold the budget. Where stages right after it are over by nearly as much, it is the last of those: there
+    the results that stand in all of them are read."""
     shared = {k for first, last in groups if first < last for k in range(first, last + 1)}
     over = {k: size - budget_bytes for k, size in taken.items() if k in shared and size > budget_bytes}
     if not over:

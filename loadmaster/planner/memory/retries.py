@@ -19,20 +19,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Retries:
-    """Count of the solves of one search that failed in a row.
-
-    Attributes:
-        failures: tries in a row that have failed.
-    """
+    """Count of the solves of one search that failed in a row."""
 
     failures: int = 0
 
     def answer(self, ask: Callable[[SolveOptions], Solution], options: SolveOptions) -> Solution:
-        """Ask a solver, again where it fails; :data:`NO_ANSWER` if it fails every time.
-
-        Raises:
-            SolverError: it failed, and so did all that were asked before it.
-        """
+        """Ask a solver, again where it fails; :data:`NO_ANSWER` if it fails every time. Raises SolverError if it
+        failed, and so did all that were asked before it."""
         for n in range(TRIES):
             try:
                 solution = ask(replace(options, seed=options.seed + n))

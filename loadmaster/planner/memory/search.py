@@ -62,9 +62,9 @@ class Search:
     Attributes:
         unconstrained: objective of the step with memory to spare: the first bound.
         closing_s: wall seconds it takes to complete and check a plan: those of the trivial one, until others took more.
-        nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
-        fallback: another search, whose plan this one reports but does not start from, until it takes it: a search
-            that starts from a poor plan ends near it.
+        nearest: while there is no plan, a schedule that takes more than the budget, and the verdict on it.
+        fallback: another search, whose plan this one reports but does not start from, until it takes it: a search that
+            starts from a poor plan ends near it.
     """
 
     problem: MemoryProblem
@@ -112,16 +112,9 @@ class Search:
     def relax(
         self, starts: Sequence[int], limit_s: float, gap: float = RELAXATION_GAP, cutoff: float | None = None
     ) -> tuple[Relaxation, FloatArray] | None:
-        """Raise the bound with groups of backward stages; learn whether a plan can exist at all.
-
-        Args:
-            starts: first stages of the groups.
-            gap: to solve it to.
-            cutoff: no optimum beyond it is of interest. There is a plan that costs so much.
-
-        Returns:
-            The relaxation and its optimum; None if that was not reached.
-        """
+        """Raise the bound with groups of backward stages, given by their first ones; learn whether a plan can exist at
+        all. It is solved to ``gap``. ``cutoff``: no optimum beyond it is of interest; there is a plan that costs so
+        much. Returns the relaxation and its optimum; None if that was not reached."""
         phase = f"bound, {len(starts)} boundar{'y' if len(starts) == 1 else 'ies'}"
         until = self.build_deadline()
         try:
@@ -147,11 +140,8 @@ class Search:
         return relaxed, solution.values
 
     def raise_bound(self, bound: float | None) -> None:
-        """Take a proved lower bound if it is better (one from a relaxation, never from a restriction).
-
-        Raises:
-            CheckFailedError: a checked plan is below it: one of the two is wrong.
-        """
+        """Take a proved lower bound if it is better (one from a relaxation, never from a restriction). Raises
+        CheckFailedError if a checked plan is below it: one of the two is wrong."""
         if bound is not None and bound > float("-inf") and (self.bound is None or bound > self.bound):
             self.bound = bound
             self._expect_no_plan_below()
@@ -165,21 +155,15 @@ class Search:
         return CheckFailedError(f"{where}: a {self.method} schedule passes its check, but {text}: please report it")
 
     def prove_infeasible(self, phase: str) -> None:
-        """Take a proof that no plan exists.
-
-        Raises:
-            CheckFailedError: a checked plan is in hand: one of the two is wrong.
-        """
+        """Take a proof that no plan exists. Raises CheckFailedError if a checked plan is in hand: one of the two is
+        wrong."""
         if self.best is not None:
             raise self._contradiction(f"{phase} says that there is none")
         self.infeasible = True
 
     def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> SolverStatus:
-        """Look for a better plan among those of one restriction, starting from the best so far.
-
-        Returns:
-            What the solver said: with ``OPTIMAL`` there is nothing left in this restriction.
-        """
+        """Look for a better plan in one restriction, starting from the best so far. ``OPTIMAL``: there is nothing left
+        in it."""
         make = functools.partial(self.restriction, slots, self.budget_bytes, offload=offload)
         restriction = make(to_the_byte=self.is_small)
         if restriction is None:
@@ -196,14 +180,8 @@ class Search:
     def solve_restriction(
         self, restriction: Banded, program: Program, phase: str, limit_s: float, seed: int
     ) -> tuple[SolverStatus, MemoryCheck | None]:
-        """Solve a restriction, or a part of it, and take its plan if it is better.
-
-        Args:
-            program: the restriction's, with more columns fixed maybe.
-
-        Returns:
-            The status, and the verdict on the plan, None without a plan.
-        """
+        """Solve a restriction, or a part of it, and take its plan if it is better. ``program`` is the restriction's,
+        perhaps with more columns fixed. Returns the status, and the verdict on the plan, None without a plan."""
         latest: float | None = None
 
         def live(progress: Progress) -> None:
@@ -253,11 +231,8 @@ class Search:
     def restriction(
         self, slots: Slots, budget_bytes: int | None, *, offload: bool = True, to_the_byte: bool = False
     ) -> Banded | None:
-        """Build one member of the portfolio, with the incumbent among its points; None if time is too short.
-
-        Args:
-            budget_bytes: None to minimize it.
-        """
+        """Build one member of the portfolio, with the incumbent among its points; None if time is too short. No budget:
+        it is minimized."""
         make = functools.partial(slots.restriction, self.problem, self.incumbent, budget_bytes, offload=offload)
         until = self.build_deadline()
         try:
@@ -297,7 +272,6 @@ class Search:
             self.effort.hold(in_hand)
 
     def _keep(self, schedule: Schedule, verdict: MemoryCheck, method: str) -> None:
-        """Take a schedule that passed its check if it is better."""
         if self.verdict is not None and verdict.objective >= self.verdict.objective:
             return
         self.best, self.verdict, self.method = schedule, verdict, method
@@ -342,7 +316,6 @@ class Search:
         return objective is not None and self.effort.is_proved(objective, at_most(self.bound, objective))
 
     def _good(self, objective: float | None) -> bool:
-        """Return whether an objective that is still being solved is good enough to end that solve."""
         gap = relative_gap(lesser(objective, self.objective), self.bound)
         return gap is not None and gap <= min(self.effort.options.gap, GOOD_GAP)
 
@@ -372,11 +345,8 @@ class Search:
         options: SolveOptions | None = None,
         on_point: Callable[[FloatArray], None] | None = None,
     ) -> Solution:
-        """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough.
-
-        Raises:
-            SolverError: see :class:`~loadmaster.planner.memory.retries.Retries`.
-        """
+        """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough. Raises
+        SolverError as :class:`~loadmaster.planner.memory.retries.Retries` does."""
 
         def stop() -> bool:
             # A solver looks at its own clock now and then only, and starts late on a busy machine.

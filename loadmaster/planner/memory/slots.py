@@ -15,12 +15,8 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 @dataclass(frozen=True)
 class Slots:
-    """Member of the portfolio of restrictions.
-
-    Attributes:
-        count: slots of equal mass to ask for.
-        width, reach: of the band, see :func:`loadmaster.models.memory.bands.band`; width None considers everything.
-    """
+    """Member of the portfolio of restrictions: ``count`` slots of equal mass, and the band's ``width`` and ``reach``
+    (:func:`loadmaster.models.memory.bands.band`); width None considers everything."""
 
     count: int
     width: int | None
@@ -36,14 +32,8 @@ class Slots:
         to_the_byte: bool,
         out_of_time: Callable[[], bool],
     ) -> Banded:
-        """Build the restriction, with the incumbent among its points.
-
-        Args:
-            budget_bytes: None to minimize it.
-
-        Raises:
-            OutOfTimeError: the time was too short to write it.
-        """
+        """Build the restriction, with the incumbent among its points. No budget: it is minimized. Raises OutOfTimeError
+        if the time was too short to write it."""
         starts = set(groups_by_mass(problem, self.count))
         stages = [] if incumbent is None else list(enumerate(incumbent.stages))[1:]
         starts |= {t for t, stage in stages if stage.computes or stage.fetches}

@@ -50,11 +50,8 @@ def plan_partition(
     cancelled: Callable[[], bool] | None = None,
 ) -> PartitionPlan:
     """Plan one ``partition`` problem: ``auto`` as above; other methods by :mod:`.restrictions` or :mod:`.modules`.
-
-    Raises:
-        LimitReachedError: there may be a plan under the budget, but none was found.
-        CancelledError: cancelled before any plan.
-    """
+    Raises LimitReachedError if there may be a plan under the budget, but none was found; CancelledError if cancelled
+    before any."""
     effort = Effort(options, on_progress, cancelled)
     with effort.on_clock("build"):
         choices = coarsened(problem)
@@ -106,7 +103,6 @@ class _Run:
         return f"{found}. Give more time, or a larger budget."
 
     def _is_infeasible(self) -> bool:
-        """Return whether every plan needs more than the budget."""
         return self.needed_bytes > self.budget_bytes
 
     def _lacking(self) -> PartitionInfeasibility:
@@ -193,11 +189,8 @@ class _Run:
             self._least()
 
     def _eliminated(self, otherwise: Callable[[], None] = lambda: None) -> None:
-        """Plan by elimination: without the budget, then with prices for memory under it.
-
-        Args:
-            otherwise: called in between, where the best plan of all was not found without the budget.
-        """
+        """Plan by elimination: without the budget, then with prices for memory under it. ``otherwise`` is called in
+        between, where the best plan of all was not found without the budget."""
         with self.effort.on_clock("solve"):
             chosen, optimum = minimize(self.choices.unary, self.choices.pairs, stop=self.effort.over)
         self._prove(optimum)

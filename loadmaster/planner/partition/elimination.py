@@ -47,20 +47,15 @@ class Table:
 
 
 class Elimination:
-    """Result of eliminating all variables of a sum.
+    """Result of eliminating all variables of a sum. ``order`` has those eliminated last first; the least cost
+    ``optimum`` is infinite where no assignment is possible. Raises TooWideError if a table would be too large, or
+    ``stop`` says so.
 
     Args:
         unary: [variables][states]
         pairs: (variable, variable) -> [states, states]; infinite where two states are not compatible.
         largest_table: numbers of the largest table that may be made.
         stop: asked before each variable.
-
-    Attributes:
-        optimum: the least cost; infinite where no assignment is possible.
-        order: variables, those eliminated last first.
-
-    Raises:
-        TooWideError: a table would be larger, or ``stop`` says so.
     """
 
     def __init__(
@@ -158,7 +153,6 @@ def _order(states: Sequence[int], pairs: Iterable[Pair]) -> list[tuple[int, tupl
 
 
 def _joined(v: int, near: Sequence[set[int]], states: Sequence[int]) -> int:
-    """Count the numbers of the table that eliminating a variable takes."""
     return states[v] * math.prod(states[other] for other in near[v])
 
 

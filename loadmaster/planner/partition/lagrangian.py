@@ -56,7 +56,7 @@ def search(
         moments: N, which grows.
         first_price: of a byte.
         take: is told an assignment; returns the moment at which it breaks the budget most, None where it keeps it.
-        prove: is told what no plan costs less than, but those that were taken.
+        prove: is told a bound on the cost of all plans but those that were taken.
     """
     low, high, price = 0.0, None, first_price
     best_bound, best, best_price = -math.inf, _priced(choices, moments, 0.0), 0.0
@@ -103,12 +103,11 @@ def least_bytes(
     prove: Callable[[float, Sequence[Moment]], None],
     stop: Callable[[], bool],
 ) -> None:
-    """Search the least budget of any plan; ``take`` and ``prove`` are told what is found.
+    """Search the least budget of any plan, over ``moments`` as above.
 
     Args:
-        moments: as above.
         take: is told an assignment; returns the moment at which it takes most, None where it is not a plan.
-        prove: is told bytes that every plan takes at one of some moments, but those that were taken.
+        prove: is told bytes that every plan takes at one of some moments, except those that were taken.
     """
     free = _free(choices)
     for _ in range(LEAST_ROUNDS):
@@ -146,10 +145,8 @@ def _in_order(
     stop: Callable[[], bool],
     most: int = MOST_RANKED,
 ) -> Iterator[tuple[list[int], float]]:
-    """(assignment, what it and all after it cost at least); after the last one an infinite cost.
-
-    Nothing where tables are too wide.
-    """
+    """Yield (assignment, what it and all after it cost at least); after the last one an infinite cost. Nothing where
+    tables are too wide."""
     try:
         found = Elimination(unary, pairs, largest_table=_LARGEST_TABLE, stop=stop)
     except TooWideError:

@@ -33,13 +33,9 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Reading:
-    """Assignment and bounds that messages found.
-
-    Attributes:
-        chosen, cost: the best assignment that was read off; infinite where none was.
-        bound: no assignment costs less; infinite where none is possible.
-        least: [variables][states] no assignment that has the state costs less.
-    """
+    """Assignment and bounds that messages found: ``chosen``, the best assignment that was read off, and its ``cost``,
+    infinite where none was; ``bound`` of all, infinite where none is possible; ``least`` [variables][states], of those
+    that have the state."""
 
     chosen: list[int]
     cost: float
@@ -62,23 +58,19 @@ class _Edge:
 
 
 def passed(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray], stop: Callable[[], bool]) -> Reading:
-    """Pass messages until the bound hardly rises.
+    """Pass messages until the bound hardly rises. ``stop`` is asked between rounds; there is one in any case.
 
     Args:
         unary: [variables][states]
         pairs: (variable, variable) -> [states, states]; infinite where two states are not compatible. Every state is
             compatible with one of each neighbour (:func:`supported`).
-        stop: asked between rounds; there is one in any case.
     """
     return _Messages(unary, pairs).reading(stop)
 
 
 def supported(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -> list[FloatArray] | None:
-    """Make states impossible that no state of some neighbour is compatible with: their costs are infinite.
-
-    Returns:
-        the costs; None if a variable has no possible state left.
-    """
+    """Make states impossible that no state of some neighbour is compatible with: their costs are infinite. None if a
+    variable has no possible state left."""
     found = [costs.copy() for costs in unary]
     near: list[list[tuple[int, FloatArray]]] = [[] for _ in unary]
     for (u, v), costs in pairs.items():
@@ -135,7 +127,6 @@ class _Messages:
         return Reading(self.best[1], self.best[0], bound, above)
 
     def _forth(self) -> None:
-        """Pass messages in order, and read an assignment off."""
         chosen = [0] * len(self.unary)
         for v in self.order:
             beside = sum((e.costs[chosen[e.u]] for e in self.earlier[v]), self.unary[v])
@@ -153,7 +144,6 @@ class _Messages:
             self.best = (cost, chosen)
 
     def _back(self) -> None:
-        """Pass messages in reverse order."""
         for v in reversed(self.order):
             for edge in self.later[v]:
                 taken = (edge.costs - edge.to_v).min(axis=1)

@@ -34,8 +34,7 @@ def minimize(
     """Find a good assignment and a bound: its own cost where it is the best; infinite where none is possible.
 
     Args:
-        unary: [variables][states]
-        pairs: (variable, variable) -> [states, states]
+        unary, pairs: [variables][states], and (variable, variable) -> [states, states].
         largest_table: beyond which messages are passed.
         stop: ends the search with what is known, after one round of messages at the least.
     """

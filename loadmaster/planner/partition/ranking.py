@@ -22,10 +22,7 @@ from loadmaster.solvers.program import FloatArray, IntArray
 @dataclass(frozen=True)
 class _Note:
     """States of the variable at ``depth``, best first, given those chosen for variables before it; ``rank`` is next.
-
-    Attributes:
-        before: cost of the best assignment given what is chosen.
-    """
+    ``before``: cost of the best assignment given what is chosen."""
 
     depth: int
     chosen: list[int]

@@ -139,12 +139,9 @@ def _placed(
     choices: Choices, parameters: Callable[[int, bool], bool], *, batch_on_last: bool = True
 ) -> list[list[int]]:
     """Select states: parameters as given on every axis, all else split along its first dimension, and every operator's
-    work divided over all axes.
-
-    Args:
-        parameters: (part, whether it is on the last axis) -> whether a parameter, its gradient and states may have it.
-        batch_on_last: whether all else is split along its first dimension on the last axis, too.
-    """
+    work divided over all axes. ``parameters``: (part, whether it is on the last axis) -> whether a parameter, its
+    gradient and states may have it. ``batch_on_last``: all else is split along its first dimension on the last axis,
+    too."""
     tensors = choices.problem.tensors
 
     def keep(v: int, state: tuple[int, ...]) -> bool:

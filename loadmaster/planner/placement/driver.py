@@ -48,11 +48,8 @@ def plan_placement(
     cancelled: Callable[[], bool] | None = None,
 ) -> PlacementPlan:
     """Plan one ``placement`` problem: ``auto`` all of the above, ``greedy`` what links have time for, without a solver.
-
-    Raises:
-        LimitReachedError: the tiers may have room for a plan, but none was found.
-        CancelledError: cancelled before any plan.
-    """
+    Raises LimitReachedError if the tiers may have room for a plan, but none was found; CancelledError if cancelled
+    before any."""
     return _Run(problem, Effort(options, on_progress, cancelled)).plan()
 
 
@@ -81,11 +78,8 @@ class _Run:
         return self._tight() if self.best is None else self._checked(self.best.moves)
 
     def _tight(self) -> PlacementPlan:
-        """Find a plan that fits the tiers, however long it takes, or prove that none exists.
-
-        Raises:
-            LimitReachedError: neither was found.
-        """
+        """Find a plan that fits the tiers, however long it takes, or prove that none exists. Raises LimitReachedError
+        if neither was found."""
         if self.effort.options.method == "auto" and room.size(self.accesses, self.budget_bytes) <= EXACT_COLUMNS:
             with self.effort.on_clock("build"):
                 formulated = room.formulate(self.accesses, self.budget_bytes)
@@ -244,11 +238,7 @@ class _Run:
         self.effort.say(phase, message, None if self.best is None else self.best.step_us, self.bound)
 
     def _in_hand(self, moves: Moves) -> PlacementPlan:
-        """Build a plan of the search while it goes on.
-
-        Raises:
-            CheckFailedError: the checker refuses it.
-        """
+        """Build a plan of the search while it goes on. Raises CheckFailedError if the checker refuses it."""
         verdict = check(self.problem, moves, self.budget_bytes)
         if not verdict.ok:
             name, first = self.problem.name, verdict.violations[0]

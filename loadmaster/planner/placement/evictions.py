@@ -116,14 +116,8 @@ class Evictions:
         return found
 
     def keep_the_budget(self, links: Links, barred: BoolArray | None = None) -> None:
-        """Give every operator what it lacks, the worst first, from the gaps with the most link time for copies.
-
-        Args:
-            barred: [gaps] these are asked last.
-
-        Raises:
-            TiersFullError: nothing more can go.
-        """
+        """Give every operator what it lacks, the worst first, from the gaps with the most link time for copies,
+        ``barred`` [gaps] last. Raises TiersFullError if nothing more can go."""
         resident, held = self.resident(), self._held()
         while True:
             i = int(resident.argmax())

@@ -42,11 +42,8 @@ Copies = Sequence[Sequence[tuple[float, float]]]
 
 
 class Links:
-    """Idle time of both directions of every link, between operators.
-
-    Args:
-        stores, loads: for each tier, (start, end) of its copies, in any step.
-    """
+    """Idle time of both directions of every link, between operators. ``stores``, ``loads``: for each tier, (start, end)
+    of its copies, in any step."""
 
     def __init__(self, clock: Clock, stores: Copies, loads: Copies) -> None:
         self._clock = clock

@@ -18,12 +18,8 @@ from loadmaster.planner.placement.links import Clock
 
 
 class Job(NamedTuple):
-    """Copy on a link, to be queued between two positions.
-
-    Attributes:
-        earliest, latest: the positions between which it must be queued.
-        release_us, deadline_us: when it may start, and when it should be over.
-    """
+    """Copy on a link, to be queued between the positions ``earliest`` and ``latest``. It may start at ``release_us``,
+    and should be over at ``deadline_us``."""
 
     earliest: int
     latest: int
@@ -78,11 +74,9 @@ def in_order(jobs: Sequence[Job], clock: Clock) -> list[tuple[int, int]]:
 
 
 def earliest_deadline_first(jobs: Sequence[Job], step_us: float) -> list[float]:
-    """Start times [jobs] on a link that serves one at a time, in a step that repeats.
-
-    Of the jobs that may start, the one with the earliest deadline goes first. Three steps are served, and the times are
-    those of the second one: it finds what the step before left, and meets what the next one brings.
-    """
+    """Start times [jobs] on a link that serves one at a time, in a step that repeats. Of the jobs that may start, the
+    one with the earliest deadline goes first. Three steps are served, and the times are those of the second one: it
+    finds what the step before left, and meets what the next one brings."""
     laps = [_lap(job.release_us, step_us) for job in jobs]
     arrivals = sorted(
         (job.release_us + (lap - laps[j]) * step_us, j, lap) for lap in range(3) for j, job in enumerate(jobs)

@@ -62,11 +62,8 @@ class Search:
         self._random = random.Random(seed)
 
     def evaluate(self, evictions: Evictions, clock: Clock) -> Found:
-        """Schedule the moves of evictions by a clock, and check them.
-
-        Raises:
-            CheckFailedError: the checker refuses them.
-        """
+        """Schedule the moves of evictions by a clock, and check them. Raises CheckFailedError if the checker refuses
+        them."""
         moves = queued(evictions, clock)
         verdict = check(self.accesses.problem, moves, self.budget_bytes, self.accesses)
         if not verdict.ok:
@@ -84,11 +81,8 @@ class Search:
         return Links(clock, nothing, nothing)
 
     def improve(self, found: Found, over: Callable[[], bool], told: Callable[[Found], None]) -> Found:
-        """Search until it is over, nothing waits any more, or nothing gets better; return the best found.
-
-        Args:
-            told: called with what is better than all before.
-        """
+        """Search until it is over, nothing waits any more, or nothing gets better; return the best found. ``told`` is
+        called with each that is better than all before."""
         best = here = found
         fruitless = 0
         while fruitless < _FRUITLESS * len(found.evictions.gaps) and not over():
@@ -147,7 +141,6 @@ class Search:
         return list(awaited)
 
     def _links(self, found: Found, clock: Clock) -> Links:
-        """Idle times of links in a replay."""
         stores: list[list[tuple[float, float]]] = [[] for _ in self.accesses.problem.tiers]
         loads: list[list[tuple[float, float]]] = [[] for _ in self.accesses.problem.tiers]
         for c in found.timeline.copies:

@@ -37,7 +37,6 @@ class Bar:
     Attributes:
         share: of the row's resources that are busy, 0 to 1.
         owner: the rank whose data it mostly is, or the part of the data (see :func:`owner_word`).
-        words: what it is.
         arrives_ns: when what was sent is there; None where the bar is not a single send.
     """
 

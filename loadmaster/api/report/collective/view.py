@@ -20,11 +20,8 @@ class CollectiveView:
 
 
 def view(problem: CollectiveProblem, plan: CollectivePlan) -> CollectiveView:
-    """Replay every algorithm of a plan.
-
-    Raises:
-        InputError: the plan is of another problem, holds no algorithm, or does not pass the checker.
-    """
+    """Replay every algorithm of a plan. Raises InputError if the plan is of another problem, holds no algorithm, or
+    does not pass the checker."""
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
     return CollectiveView(problem, plan, verdict)
@@ -37,9 +34,7 @@ def algorithm_gbps(algorithm: Algorithm) -> float | None:
 
 def bus_gbps(problem: CollectiveProblem, algorithm: Algorithm) -> float | None:
     """Bus bandwidth in GB/s: what every rank's link carries if the work is spread evenly, whatever the number of ranks.
-
-    None where there is no such figure (alltoallv, custom).
-    """
+    None where there is no such figure (alltoallv, custom)."""
     plain, count = algorithm_gbps(algorithm), problem.topology.rank_count
     match problem.collective:
         case "allreduce":

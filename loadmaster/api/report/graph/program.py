@@ -17,11 +17,8 @@ __all__ = ["mps"]
 
 
 def mps(seen: GraphView) -> bytes:
-    """The program of all orders under the plan's budget, as far as its rows count memory.
-
-    Raises:
-        InputError: it would be too large.
-    """
+    """The program of all orders under the plan's budget, as far as its rows count memory. Raises InputError if it would
+    be too large."""
     problem, budget_bytes = seen.problem, seen.plan.budget_bytes
     of = []
     for order in orders(problem.program):

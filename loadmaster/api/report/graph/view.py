@@ -15,14 +15,8 @@ from loadmaster.models.graph.schedule import Kernel, Schedule, is_free
 
 @dataclass(frozen=True)
 class ValueRow:
-    """One value of the program.
-
-    Attributes:
-        text: ``linear(h, W)``.
-        space: of its rows.
-        where: ``given``, ``view``, ``inline``, or ``kept``.
-        kernel: the number of the kernel that stores it.
-        size_bytes: of what is kept or given.
+    """One value of the program: its ``text``, as ``linear(h, W)``; the ``space`` of its rows; ``where`` it is,
+    ``given``, ``view``, ``inline`` or ``kept``; the number of the kernel that stores it; the bytes, if kept or given.
     """
 
     name: str
@@ -60,11 +54,8 @@ class GraphView:
 
 
 def view(problem: GraphProblem, plan: GraphPlan) -> GraphView:
-    """Check a plan and join it with its problem.
-
-    Raises:
-        InputError: the plan is of another problem, has no schedule, or does not pass the checker.
-    """
+    """Check a plan and join it with its problem. Raises InputError if the plan is of another problem, has no schedule,
+    or does not pass the checker."""
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
     assert plan.program is not None and plan.schedule is not None

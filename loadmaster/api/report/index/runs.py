@@ -17,12 +17,8 @@ from loadmaster.models.index.serving import operations_us, words
 
 @dataclass(frozen=True)
 class Run:
-    """One candidate that ran on a shard.
-
-    Attributes:
-        predicted_ns, measured_ns: of an operation, in the mix of the horizon.
-        chosen: by the plan.
-    """
+    """One candidate that ran on a shard, and whether the plan chose it. Times are of an operation, in the mix of the
+    horizon."""
 
     shard: str
     configuration: str

@@ -14,13 +14,8 @@ from loadmaster.models.index.serving import words
 
 @dataclass(frozen=True)
 class ShardRow:
-    """One shard and its choice.
-
-    Attributes:
-        configuration: in words.
-        cost: of the choice, measured or predicted.
-        change: of a shard that is built already and changes, or would gain.
-    """
+    """One shard and its choice, the configuration in words. ``cost`` is of the choice, measured or predicted;
+    ``change`` is of a shard that is built already and changes, or would gain."""
 
     shard: Shard
     host: str
@@ -42,11 +37,8 @@ class IndexView:
 
 
 def view(problem: IndexProblem, plan: IndexPlan) -> IndexView:
-    """Check a plan and join it with its problem.
-
-    Raises:
-        InputError: the plan is of another problem, has no choices, or does not pass the checker.
-    """
+    """Check a plan and join it with its problem. Raises InputError if the plan is of another problem, has no choices,
+    or does not pass the checker."""
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
     changes = {change.shard: change for change in plan.changes}

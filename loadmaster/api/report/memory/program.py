@@ -16,11 +16,8 @@ _MOST_CELLS = 300_000
 
 
 def mps(seen: MemoryView) -> bytes:
-    """The whole program under the plan's budget, no stage taken together with another.
-
-    Raises:
-        InputError: it would be too large.
-    """
+    """The whole program under the plan's budget, no stage taken together with another. Raises InputError if it would be
+    too large."""
     problem = seen.problem
     count = problem.stage_count
     cells = count * len(problem.forward)

@@ -29,13 +29,9 @@ MEANING: dict[Fate, str] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One forward result, and when it is on the device.
-
-    Attributes:
-        made_by: the place in the model of the operator that makes it, or the graph node where that is not known.
-        alive: the first and the last event of every span.
-        resident: the same spans as times (start, end); those that last no time are left out.
-    """
+    """One forward result, and when it is on the device. ``made_by``: the place in the model of the operator that makes
+    it, or the graph node where that is not known; ``alive``: the first and the last event of every span; ``resident``:
+    the same as times (start, end), without spans that last no time."""
 
     forward: int
     made_by: str
@@ -49,12 +45,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class MemoryView:
-    """A plan and its replay, ready to draw.
-
-    Attributes:
-        unplanned: the replay of the step that nothing was planned for.
-        measured: what the plan measured when it ran, where that is known.
-    """
+    """A plan and its replay, ready to draw. ``unplanned`` is the replay of the step that nothing was planned for;
+    ``measured`` is of the run of the plan, where that is known."""
 
     problem: MemoryProblem
     plan: MemoryPlan
@@ -91,11 +83,8 @@ class MemoryView:
 
 
 def view(problem: MemoryProblem, plan: MemoryPlan) -> MemoryView:
-    """Replay a plan and work out what became of every result.
-
-    Raises:
-        InputError: the plan is of another problem, holds no schedule, or does not pass the checker.
-    """
+    """Replay a plan and work out what became of every result. Raises InputError if the plan is of another problem,
+    holds no schedule, or does not pass the checker."""
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
     assert plan.schedule is not None
@@ -140,11 +129,9 @@ def _tensors(problem: MemoryProblem, schedule: Schedule, check: MemoryCheck) -> 
 
 
 def _residency(problem: MemoryProblem, schedule: Schedule, check: MemoryCheck) -> dict[int, list[tuple[int, int]]]:
-    """Spans of each forward result on the device: from its computation (or the stage that issues its fetch) until its
-    last reader has run, or, where it is sent to the host, until the operator starts that waits for it to be gone.
-
-    First and last event of every span, by their places in the replay.
-    """
+    """Spans of each forward result on the device, as first and last event by their places in the replay: from its
+    computation (or the stage that issues its fetch) until its last reader has run, or, where it is sent to the host,
+    until the operator starts that waits for it to be gone."""
     by_stage: dict[int, list[int]] = defaultdict(list)
     for place, event in enumerate(check.events):
         by_stage[event.stage].append(place)

@@ -15,13 +15,8 @@ from loadmaster.models.partition.problem import PartitionProblem, Role
 
 @dataclass(frozen=True)
 class TiedTensorsRow:
-    """Tensors of one tie and shape.
-
-    Attributes:
-        count: of them.
-        parts: on each axis.
-        worker_bytes: of one tensor on one worker, that with the largest share.
-    """
+    """Tensors of one tie and shape: their count, the ``parts`` on each axis, and the bytes of one of them on the worker
+    with the largest share."""
 
     name: str
     count: int
@@ -33,12 +28,7 @@ class TiedTensorsRow:
 
 @dataclass(frozen=True)
 class Workers:
-    """GPUs that hold equally much.
-
-    Attributes:
-        count: of them.
-        held_bytes, limit_bytes: what one holds at most, and may hold.
-    """
+    """GPUs that hold the same: their count, the most bytes that one holds, and the most that it may hold."""
 
     worker: Worker
     count: int
@@ -48,11 +38,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Layer:
-    """Data moved for the operators of one tie, or of one module.
-
-    Attributes:
-        count: of these operators.
-    """
+    """Data moved for the operators of one tie, or of one module; ``count`` of these operators."""
 
     name: str
     count: int
@@ -63,13 +49,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class PartitionView:
-    """A plan and its check, ready to draw.
-
-    Attributes:
-        rows: the largest on a worker first.
-        workers: none where all hold equally much.
-        layers: in the order of the step.
-    """
+    """A plan and its check, ready to draw: ``rows`` with the largest on a worker first, ``workers`` empty where all
+    hold the same, ``layers`` in the order of the step."""
 
     problem: PartitionProblem
     plan: PartitionPlan
@@ -81,11 +62,8 @@ class PartitionView:
 
 
 def view(problem: PartitionProblem, plan: PartitionPlan) -> PartitionView:
-    """Check a plan and sum it up.
-
-    Raises:
-        InputError: the plan is of another problem, splits nothing, or does not pass the checker.
-    """
+    """Check a plan and sum it up. Raises InputError if the plan is of another problem, splits nothing, or does not pass
+    the checker."""
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
     assert plan.splits is not None

@@ -28,11 +28,8 @@ _ROW_HEIGHT = 26
 def simulate(
     problem: PlacementProblem, policies: Sequence[str], budget_bytes: int, plan: PlacementPlan | None
 ) -> Simulated:
-    """Run each policy; ``plan`` is the one that the policy of that name follows.
-
-    Raises:
-        InputError: an operator alone needs more than the budget, or the plan is of another problem or does not hold.
-    """
+    """Run each policy; ``plan`` is the one that the policy of that name follows. Raises InputError if an operator alone
+    needs more than the budget, or the plan is of another problem or does not hold."""
     expect_budget(problem, budget_bytes)
     runs = tuple(
         _run_plan(problem, plan, budget_bytes) if name == "plan" else run_policy(problem, name, budget_bytes)

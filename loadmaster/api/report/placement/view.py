@@ -22,12 +22,8 @@ from loadmaster.solvers.program import IntArray
 
 @dataclass(frozen=True)
 class Away:
-    """A block that a plan moves.
-
-    Attributes:
-        absences: in one step.
-        positions: operators, of all absences, that run while it is away.
-    """
+    """A block that a plan moves: its absences in one step, and the operators (``positions``), of all absences, that run
+    while it is away."""
 
     block: int
     size_bytes: int
@@ -37,12 +33,8 @@ class Away:
 
 @dataclass(frozen=True)
 class PlacementView:
-    """A plan and its replay, ready to draw.
-
-    Attributes:
-        away_bytes: role -> [operators] what is not on the device, and will be read, while each runs.
-        away: the blocks that move, those with the most bytes moved first.
-    """
+    """A plan and its replay, ready to draw. ``away_bytes``: role -> [operators] bytes that are not on the device, and
+    will be read, while each runs; ``away``: the blocks that move, those with the most bytes moved first."""
 
     problem: PlacementProblem
     plan: PlacementPlan
@@ -54,11 +46,7 @@ class PlacementView:
 
 
 def view(problem: PlacementProblem, plan: PlacementPlan) -> PlacementView:
-    """Replay a plan.
-
-    Raises:
-        InputError: the plan is of another problem, holds no moves, or does not pass the checker.
-    """
+    """Replay a plan. Raises InputError if it is of another problem, holds no moves, or does not pass the checker."""
     verdict = check_plan(problem, plan)
     expect_held(plan, verdict)
     assert plan.moves is not None

@@ -56,11 +56,7 @@ def sign_out() -> Response:
 
 
 async def _key(request: Request) -> str:
-    """Read the key in the form. Strangers send it: no more is read than it can be.
-
-    Raises:
-        Refusal: 413.
-    """
+    """Read the key in the form. Strangers send it: no more is read than it can be. Raises Refusal 413 beyond that."""
     body = b""
     async for piece in request.stream():
         body += piece

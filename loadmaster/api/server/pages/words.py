@@ -20,12 +20,11 @@ class JobWords:
 
     Attributes:
         state: ``cancelling`` of one that was told to stop and goes on.
-        limit_name: what its kind calls the limit.
         ran: how long it ran, or has run so far.
         labels: as they are filtered by.
         owner: the name of the key that it was submitted with, if any.
-        has_plan: whether there is a plan to open, be it the answer that none exists.
-        has_incumbent: whether there is a best plan so far, in place of a final one.
+        has_plan: there is a plan to open, be it the answer that none exists.
+        has_incumbent: there is a best plan so far, in place of a final one.
     """
 
     id: str

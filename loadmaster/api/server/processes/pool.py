@@ -32,13 +32,9 @@ _RETRY_AFTER_S = "5"
 
 
 class Pool:
-    """Processes that work for the server. Used within one event loop; :meth:`close` may be called from anywhere.
-
-    Args:
-        processes: at a time; more work waits for its turn.
-        memory_bytes: that each may take; 0 is no cap.
-        cap: the name of the setting that says so.
-    """
+    """Processes that work for the server, so many at a time; more work waits for its turn. Used within one event loop;
+    :meth:`close` may be called from anywhere. ``memory_bytes``: that each may take, 0 is no cap; ``cap``: the name of
+    the setting that says so."""
 
     def __init__(self, processes: int, memory_bytes: int, cap: str) -> None:
         self._processes, self._memory_bytes, self._cap = processes, memory_bytes, cap
@@ -50,13 +46,8 @@ class Pool:
         self._places: anyio.CapacityLimiter | None = None
 
     async def do(self, work: Work) -> Any:
-        """Return what the work returns. Cancelled, it is ended.
-
-        Raises:
-            BrokenWorkError: its process broke.
-            Refusal: 503, the server stops.
-            Exception: what the work raises.
-        """
+        """Return what the work returns, or raise what it raises. Cancelled, it is ended. Raises BrokenWorkError if its
+        process broke, Refusal 503 when the server stops."""
         if self._places is None:
             self._places = anyio.CapacityLimiter(self._processes)
         doing = _Doing(work)

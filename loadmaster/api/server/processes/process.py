@@ -18,12 +18,8 @@ __all__ = ["WorkProcess"]
 
 
 class WorkProcess:
-    """One process: it does one piece of work after the other.
-
-    Args:
-        memory_bytes: of address space that it may take; 0 is no cap.
-        cap: the name of the setting that says so.
-    """
+    """One process: it does one piece of work after the other. ``memory_bytes``: of address space that it may take, 0 is
+    no cap; ``cap``: the name of the setting that says so."""
 
     def __init__(self, memory_bytes: int, cap: str) -> None:
         ours, theirs = Pipe()
@@ -47,11 +43,8 @@ class WorkProcess:
         return self._process.pid
 
     def do(self, work: Work) -> Any:
-        """Return what the work returns, or the exception that it raised.
-
-        Raises:
-            BrokenWorkError: the process gave no answer, and must be ended.
-        """
+        """Return what the work returns, or the exception that it raised. Raises BrokenWorkError if the process gave no
+        answer, and must be ended."""
         # Also where it has stopped in the middle of listening.
         timer = threading.Timer(work.longest_s, self._give_up)
         timer.daemon = True

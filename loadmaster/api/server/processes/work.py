@@ -17,8 +17,8 @@ class Work:
         longest_s: work that takes longer is ended.
         arguments: small, for they are pickled.
         buffers: bytes that go as they are: pickled with the rest they would be copied, each time.
-        file: to write to, open here: the other process writes to it by a descriptor of its own.
-        largest_file_bytes: what it may come to.
+        file: to write to, open here: the other process writes by a descriptor of its own, ``largest_file_bytes`` at
+            most.
     """
 
     function: str
@@ -30,11 +30,7 @@ class Work:
 
 
 class BrokenWorkError(Exception):
-    """A process that gave no answer.
-
-    Attributes:
-        by_chance: whether another process may well give one.
-    """
+    """A process that gave no answer; ``by_chance``: another process may well give one."""
 
     def __init__(self, reason: str, *, by_chance: bool) -> None:
         super().__init__(reason)

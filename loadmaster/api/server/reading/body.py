@@ -27,12 +27,7 @@ class _NotRead(Exception):
 
 class BodyLimit:
     """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent), and the seconds.
-
-    Args:
-        max_bytes: of one body.
-        memory: that all bodies share.
-        timeout_s: for a body to arrive.
-    """
+    ``max_bytes`` is of one body, ``memory`` is shared by all, ``timeout_s`` is for a body to arrive."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, memory: BodyMemory, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
@@ -90,11 +85,7 @@ class BodyLimit:
 
 
 async def json_bytes(request: Request) -> bytes:
-    """The body of a request that says it is JSON.
-
-    Raises:
-        Refusal: 415 for another content type or any content encoding.
-    """
+    """The body of a request that says it is JSON. Raises Refusal 415 for another content type, or any encoding."""
     header = email.message.Message()
     header["content-type"] = request.headers.get("content-type", "")
     subtype = header.get_content_subtype()

@@ -15,11 +15,8 @@ _COPIES, _VALUE_BYTES = 3, 48
 
 
 class BodyMemory:
-    """Counts what all requests hold that are not answered yet. Safe to use from any thread.
-
-    Args:
-        max_bytes: of all together; one alone may take more.
-    """
+    """Counts what all requests hold that are not answered yet, ``max_bytes`` together; one alone may take more. Safe to
+    use from any thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._all_bytes = max_bytes, 0

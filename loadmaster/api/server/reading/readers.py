@@ -45,12 +45,8 @@ class Readers:
         self._places: anyio.CapacityLimiter | None = None
 
     async def read(self, asked: Asked, then: Callable[[Submission], AnswerT]) -> AnswerT | NamedBlob:
-        """Read a request and return what ``then`` makes of it, in a thread; or return the blob that it names.
-
-        Raises:
-            InputError: the request cannot be planned.
-            Refusal: 503, the process that was to read it broke.
-        """
+        """Read a request and return what ``then`` makes of it, in a thread; or return the blob that it names. Raises
+        InputError if the request cannot be planned, Refusal 503 if the process that was to read it broke."""
         if asked.size_bytes <= LARGEST_HERE_BYTES:
             if self._places is None:
                 self._places = anyio.CapacityLimiter(_MOST_HERE)

@@ -28,13 +28,8 @@ BLOB = "blob_sha256"
 
 @dataclass(frozen=True)
 class Asked:
-    """A request to plan as it came.
-
-    Attributes:
-        model: of the body.
-        dry_run: whether nothing is to be kept of it.
-        blob: what the body names in the place of a problem, once it is known.
-    """
+    """A request to plan as it came: the model of its body, and the blob that stands in the place of a problem, once it
+    is known. ``dry_run``: nothing is to be kept of it."""
 
     model: type[PlanRequest]
     body: bytes
@@ -55,12 +50,8 @@ class NamedBlob:
 
 @dataclass(frozen=True)
 class Submission:
-    """A request to plan that was read and found good.
-
-    Attributes:
-        plannings: one for each plan that is asked for; those of a frontier are in ascending order of their limits.
-        problem: None for a dry run.
-    """
+    """A request to plan that was read and found good: a planning for each plan that is asked for, those of a frontier
+    by ascending limit. ``problem`` is None for a dry run."""
 
     plannings: tuple[Planning, ...]
     problem: PackedDocument | None
@@ -69,21 +60,13 @@ class Submission:
 
 
 class Reader:
-    """Reads requests to plan.
-
-    Args:
-        longest_s: the longest time limit that one may ask for.
-    """
+    """Reads requests to plan, with time limits up to ``longest_s``."""
 
     def __init__(self, planner: Planner, longest_s: float) -> None:
         self._planner, self._longest_s = planner, longest_s
 
     def read(self, asked: Asked) -> Submission | NamedBlob:
-        """Read a request, or return the blob that it names, as long as what that holds is not known.
-
-        Raises:
-            InputError: naming the field.
-        """
+        """Read a request, or return the blob that it names, as long as its content is not known. Raises InputError."""
         request = parse_body(asked.model, asked.body)
         problem: Document = request.problem
         if set(problem) == {BLOB}:
@@ -137,11 +120,8 @@ def _blob_problem(blob: bytes) -> Document:
 
 
 def _limits(request: FrontierRequest, problem: Document) -> tuple[str, list[int | str]]:
-    """The option that each point gives, and its values.
-
-    Raises:
-        InputError: not one of the two, one that is not of the problem's kind, or a kind without a limit.
-    """
+    """The option that each point gives, and its values. Raises InputError unless just one is given, the problem's kind
+    has it, and the options give no limit, too."""
     given = {"limit": request.limits, "budget_bytes": request.budgets_bytes}
     (option, values), *more = [(name, values) for name, values in given.items() if values is not None] or [("", [])]
     if not values:

@@ -30,14 +30,8 @@ LARGEST_PAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class ShownPlan:
-    """The pieces of a page that shows one plan.
-
-    Attributes:
-        title: of the problem.
-        sections: HTML; none where there is no plan.
-        why: there is none, in words.
-        measured: whether it shows what was measured, too.
-    """
+    """The pieces of a page that shows one plan: HTML, none where there is no plan and the reason is in ``why``.
+    ``measured``: it shows what was measured, too."""
 
     title: str
     sections: tuple[Markup, ...]
@@ -47,13 +41,8 @@ class ShownPlan:
 
 @dataclass(frozen=True)
 class ComparedPlans:
-    """The pieces of a page that compares two plans.
-
-    Attributes:
-        checks: what the checker found of each.
-        both: pictures of the two in one.
-        pictures: of each alone.
-    """
+    """The pieces of a page that compares two plans: the checker's findings on each, pictures of both in one, and of
+    each alone."""
 
     checks: tuple[Mapping[str, Any], Mapping[str, Any]]
     both: tuple[Markup, ...]
@@ -63,11 +52,8 @@ class ComparedPlans:
 def write_export(
     file: IO[bytes], what: Export, numbers: Mapping[str, int], problem: bytes, plan: bytes, measured: bytes = b""
 ) -> None:
-    """A feasible plan as one export of its kind; several files come as one ZIP archive.
-
-    Raises:
-        InputError: the plan does not hold, or cannot be written in this form.
-    """
+    """A feasible plan as one export of its kind; several files come as one ZIP archive. Raises InputError if the plan
+    does not hold, or cannot be written in this form."""
     typed, found = _read(problem, plan)
     written = export(typed, found, what, numbers, _measured(measured, found))
     if isinstance(written, bytes):
@@ -82,11 +68,7 @@ def write_export(
 
 
 def show(problem: bytes, plan: bytes, measured: bytes = b"") -> ShownPlan:
-    """The pieces of the page of a plan.
-
-    Raises:
-        InputError: the plan does not hold, or is too large for a page.
-    """
+    """The pieces of the page of a plan. Raises InputError if the plan does not hold, or is too large for a page."""
     typed, found = _read(problem, plan)
     views, title = views_of(found.kind), typed.title or typed.name
     if found.status == "infeasible":
@@ -103,11 +85,8 @@ def show(problem: bytes, plan: bytes, measured: bytes = b"") -> ShownPlan:
 
 
 def compare(*documents: bytes) -> ComparedPlans:
-    """Compare two plans of one kind; given are the problem and the plan of each.
-
-    Raises:
-        InputError: a plan does not hold, or the two are too large for a page.
-    """
+    """Compare two plans of one kind; given are the problem and the plan of each. Raises InputError if a plan does not
+    hold, or the two are too large for a page."""
     pairs = [_read(*documents[:2]), _read(*documents[2:])]
     views = [None if plan.status == "infeasible" else view_of(problem, plan) for problem, plan in pairs]
     pictures = [_pictures(plan.kind, view) for (_, plan), view in zip(pairs, views, strict=True)]

@@ -56,12 +56,8 @@ class Renderer:
         media_type: str,
         headers: Mapping[str, str],
     ) -> HoldingResponse:
-        """The answer that sends a plan as one of its exports.
-
-        Raises:
-            InputError: the plan cannot be written in this form.
-            Refusal: 413 it is too large, 429 or 503 there is no place for it, 503 its process broke.
-        """
+        """The answer that sends a plan as one of its exports. Raises InputError if the plan cannot be written in this
+        form; Refusal 413 if it is too large, 429 or 503 if there is no place for it, 503 if its process broke."""
         with contextlib.ExitStack() as held:
             held.enter_context(self._places.take(caller))
             file = held.enter_context(tempfile.TemporaryFile(prefix="loadmaster-export-"))
@@ -115,11 +111,7 @@ class Renderer:
 
 
 async def _until_gone(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Return what comes of the work, which is cancelled when the client leaves.
-
-    Raises:
-        ClientDisconnect: it has left.
-    """
+    """Return what comes of the work, cancelled when the client leaves. Raises ClientDisconnect if it has left."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_gone(request))
     try:

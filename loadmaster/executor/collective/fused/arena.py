@@ -74,10 +74,8 @@ class Arena:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, capacity: Capacity) -> None:
-        """Make the arena; every rank of the group does so, with the same capacity.
-
-        Raises:
-            LoadmasterError: the GPUs cannot write to each other's memory, or torch says that they do not.
+        """Make the arena; every rank of the group does so, with the same capacity. LoadmasterError: the GPUs cannot
+        write to each other's memory, or torch says that they do not.
         """
         self.device, self.capacity, self._group = device, capacity, group
         self.rank, self.size = group.rank(), group.size()
@@ -112,10 +110,8 @@ class Arena:
         return len(self._tables) - 1
 
     def check(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        """Raise what a kernel waited for in vain, if one did. It does not wait for kernels to end.
-
-        Raises:
-            PeerError: naming the message and the peer; the arena is of no use from then on.
+        """Raise PeerError, with message and peer, if a kernel waited in vain; the arena is of no use from then on. It
+        does not wait for kernels to end.
         """
         if not self._failed[0]:
             return
@@ -147,9 +143,8 @@ class Arena:
         return ctypes.addressof(self._stream)
 
     def order(self, stream: int) -> None:
-        """Let a call on another stream wait for those before: calls share the arena. A graph under capture cannot.
-
-        ``stream``: the current one's handle.
+        """Let a call on another stream (the current one's handle) wait for those before: calls share the arena. A graph
+        under capture cannot.
         """
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and not torch.cuda.is_current_stream_capturing():
@@ -161,10 +156,8 @@ _ARENAS: WeakKeyDictionary[dist.ProcessGroup, Arena] = WeakKeyDictionary()
 
 
 def arena_of(group: dist.ProcessGroup, device: torch.device, capacity: Capacity | None = None) -> Arena:
-    """Return the group's arena, made by the first call; every rank calls it with the same arguments.
-
-    Raises:
-        InputError: the group has an arena of another capacity.
+    """Return the group's arena, made by the first call; every rank calls it with the same arguments. InputError: the
+    group has an arena of another capacity.
     """
     arena = _ARENAS.get(group)
     if arena is None:

@@ -2,12 +2,11 @@
 
 Figures behind the limits: a fence and a flag cost a level of messages about two microseconds, in which a port carries
 about 700 kB; packed words save them and cost every byte twice. A block of 512 threads has 8 kB in flight with one
-vector a thread. Blocks are not more than leave room on the GPU for kernels of others that wait for one another.
-
-Packed blocks are small and many: a block's stores leave its multiprocessor one after another, and what is small waits
-for them. A round ends in a fence, for which a block stands still about as long as its share of the port takes for 40
-kB; pieces are several times that, a few of them are slower than one, and no more rounds are worth it than hide what
-comes after the last.
+vector a thread. Blocks are few enough to leave room on the GPU for kernels of others that wait for one another. Packed
+blocks are small and many: a block's stores leave its multiprocessor one after another, and what is small waits for
+them. A round ends in a fence, for which a block stands still about as long as its share of the port takes for 40 kB;
+pieces are several times that (a few of them are slower than one), and no more rounds are worth it than hide what comes
+after the last.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
     engine = FusedEngine(problem, plan, group)          # on every rank, once
     engine.run(plan.algorithm_for(size), tensor, tensor, ReduceOp.SUM, size)
 
-On memory that all ranks share nothing is staged (:mod:`loadmaster.executor.collective.fused.shared`).
-
-A call of a size seen before is one launch. A size seen first is cut and encoded, which takes the CPU milliseconds;
-under capture of a CUDA graph it must be known already if its program does not fit a launch. Where slots of a call are
-more than the arena holds, it is done in several launches, each for a part of every block.
+On memory that all ranks share nothing is staged (:mod:`loadmaster.executor.collective.fused.shared`). A call of a size
+seen before is one launch. A size seen first is cut and encoded, which takes the CPU milliseconds; under capture of a
+CUDA graph it must be known already if its program does not fit a launch. Where slots of a call are more than the arena
+holds, it is done in several launches, each for a part of every block.
 """
 
 from __future__ import annotations
@@ -48,10 +47,8 @@ def tables_of(
     limits: Limits,
     capacity: Capacity,
 ) -> tuple[tuple[int, Table], ...]:
-    """Build the launches of a call: for each, its offset into every block, and its table.
-
-    Raises:
-        InputError: a size that the collective does not divide into blocks, or that the algorithm is not for.
+    """Build the launches of a call: for each, its offset into every block, and its table. InputError: a size that does
+    not divide into blocks, that the algorithm is not for, or that the arena cannot hold.
     """
     blocks = block_count(problem)
     fixed = cut_of(problem, algorithm, 1) is None
@@ -148,8 +145,7 @@ class FusedLauncher:
     """Launcher of prepared calls from C++, with what C++ asks of Python.
 
     Attributes:
-        enqueue_address: of a function as ``cuLaunchKernel``. Its only argument begins with the addresses of input and
-            output.
+        enqueue_address: of a function as ``cuLaunchKernel``; its argument begins with input's and output's addresses.
         stream_address: of the handle of the stream that the last call ran on.
         failure_address: of a word that is not zero once a kernel waited in vain.
     """
@@ -188,13 +184,9 @@ class FusedEngine:
     ) -> None:
         """Make the engine; every rank of the group does so, with the same arguments. Its GPU is the current device.
 
-        Args:
-            capacity: of the group's arena; None: what it has, or the standard.
-            timeout_s: how long a kernel waits for a peer; after that, calls raise
-                :class:`loadmaster.executor.collective.faults.PeerError`.
-
-        Raises:
-            InputError: see :func:`loadmaster.executor.collective.agreement.agree`.
+        ``capacity`` is the group's arena's; None: what it has, or the standard. ``timeout_s`` is how long a kernel
+        waits for a peer; after that, calls raise :class:`loadmaster.executor.collective.faults.PeerError`. InputError:
+        see :func:`loadmaster.executor.collective.agreement.agree`.
         """
         self.problem, self.plan, self.group = problem, plan, group
         self.limits, self.timeout_s = limits or Limits(), timeout_s
@@ -220,9 +212,8 @@ class FusedEngine:
     ) -> None:
         """Run an algorithm by kernels; see :meth:`loadmaster.executor.collective.engine.Engine.run`.
 
-        Raises:
-            InputError: an operator that is not SUM or AVG; a size that does not divide; tensors of other sizes.
-            PeerError: an earlier call waited for a peer in vain.
+        InputError: an operator that is not SUM or AVG; a size that does not divide; tensors of other sizes. PeerError:
+        an earlier call waited for a peer in vain.
         """
         arena = self._arena
         assert arena is not None
@@ -260,11 +251,7 @@ class FusedEngine:
             output.div_(arena.size)
 
     def check(self) -> None:
-        """Wait until the device is done, and see whether a peer was waited for in vain.
-
-        Raises:
-            PeerError: naming the message and the peer.
-        """
+        """Wait until the device is done; PeerError, with message and peer, if a peer was waited for in vain."""
         if self._arena is not None:
             torch.cuda.synchronize(self._arena.device)
             self._arena.check(self.group, self.timeout_s)
@@ -291,11 +278,8 @@ class FusedEngine:
     ) -> PreparedCall:
         """The launches of a call, made when a size is first seen. They stay as long as the engine does.
 
-        Args:
-            region: number of the shared memory that holds the output (of a ReduceScatter, the input).
-
-        Raises:
-            InputError: see :func:`tables_of`; under capture, a size whose program does not fit a launch.
+        ``region`` is the number of the shared memory that holds the output (of a ReduceScatter, the input). InputError:
+        see :func:`tables_of`; under capture, a size whose program does not fit a launch.
         """
         key = (id(algorithm), size_bytes, dtype if self._sums else None, region)
         call = self._calls.get(key)

@@ -1,11 +1,11 @@
 """Operations of each rank in a fused collective: those of an algorithm, in one global order.
 
 An operation reads one or more pieces of one length, adds them up in the order of ranks if there are several, and writes
-the result to one or more places: slots in the arenas of peers, and the rank's own output. It may begin once every
-transfer that it waits for has arrived. A transfer is one chunk of one message; it has a slot of its own at its target,
-so that nothing is ever added up in memory: children write to slots of their own, and the parent adds them up, always in
-the same order. Results are the same bits in every run; and where a sum is made in one place, the same bits whether its
-parts came one by one (form ``direct``) or with all inputs (form ``gather``).
+the result to slots in the arenas of peers, and the rank's own output. It may begin once every transfer that it waits
+for has arrived. A transfer is one chunk of one message, with a slot of its own at its target, so that nothing is ever
+added up in memory: children write to their slots, and the parent adds them up, always in the same order. Results are
+the same bits in every run; and where a sum is made in one place, the same bits whether its parts came one by one (form
+``direct``) or with all inputs (form ``gather``).
 
 Messages of one chunk that leave a rank with the same contributions are one operation with several targets: the sum is
 made once. It stands where the first of them stood, so an operation waits only for operations before it: any split of a
@@ -41,10 +41,7 @@ class BufferPlace:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A chunk on its way: its slot in the target's arena, and its number among the transfers to that target.
-
-    Without a slot nothing travels but the word itself.
-    """
+    """A chunk on its way: its slot in the target's arena (None: a word alone), and its number among the target's."""
 
     message: int
     chunk: int

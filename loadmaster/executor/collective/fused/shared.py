@@ -4,9 +4,9 @@ The owner of a piece does all that is done with it. In an AllReduce each rank ow
 that piece of every rank, adds up, and writes the sum to every rank. In a ReduceScatter it reads and keeps the sum; in
 an AllGather and an AllToAll it writes its pieces to where they belong.
 
-A rank touches nobody's memory before that rank has begun the call, so what was there is done with; and a rank ends when
-all have said that they are done, so what comes next may use the buffer. Each lane says and waits for both by itself.
-Sums are added in the order of ranks, as everywhere: the bits are those of other forms that add up in one place.
+A rank touches nobody's memory before that rank has begun the call, so what was there is done with; and it ends when all
+have said that they are done, so what comes next may use the buffer. Each lane says and waits for both by itself. Sums
+are added in the order of ranks: the bits are those of other forms that add up in one place.
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ def shared_is_input(collective: Collective) -> bool:
 
 
 def shared_table(collective: Collective, rank_count: int, size_bytes: int, blocks: int, flags_bytes: int) -> Table:
-    """Build the table of a call on shared memory.
+    """Build the table of a call on shared memory, of a collective of ``SHARED``; an AllReduce is in place.
 
-    Args:
-        collective: one of ``SHARED``; an AllReduce is in place.
-        size_bytes: of the largest buffer of a rank; of all but an AllReduce, a multiple of the number of ranks.
-        blocks: at most.
-        flags_bytes: room for flags, of which a block takes 16 bytes for each peer it works with.
+    ``size_bytes`` is that of the largest buffer of a rank; but for an AllReduce, a multiple of the number of ranks.
+    There are at most ``blocks`` blocks; each takes 16 of the ``flags_bytes`` for each peer it works with.
     """
     ranks = range(rank_count)
     exchanges = collective == "alltoall"

@@ -130,14 +130,10 @@ def table_of(
     *,
     threads: int = 512,
 ) -> Table:
-    """Build the table of a collective, for all ranks.
+    """Build the table of a collective, for all ranks. It does the same with any number of ``threads`` in a block.
 
-    Args:
-        widths: streams of a rank: of what begins or ends there, and of what passes on.
-        threads: of a block; what it does is the same with any number.
-
-    Raises:
-        InputError: more ranks, streams or operands than the kernel takes.
+    ``widths`` are streams of a rank: of what begins or ends there, and of what passes on. InputError: more ranks,
+    streams or operands than the kernel takes.
     """
     if rank_count > MOST_RANKS:
         raise InputError("ranks", rank_count, f"are more than {MOST_RANKS}", "Use the point-to-point executor.")
@@ -159,11 +155,8 @@ def encoded(
     lag: int = 0,
     notices: Mapping[tuple[int, int], int] = MappingProxyType({}),
 ) -> Table:
-    """Encode the streams of all ranks as a table.
-
-    Args:
-        lag: rounds by which what ends at a rank lags.
-        notices: the flag for each (teller, hearer).
+    """Encode the streams of all ranks as a table; ``notices``: the flag for each (teller, hearer). What ends at a rank
+    lags by ``lag`` rounds.
     """
     encode = _Encoder(protocol, lanes, lag, notices)
     words, begins = zip(*(encode.rank(of_rank) for of_rank in streams), strict=True)
@@ -238,8 +231,6 @@ def _with_notices(
 
 
 class _Encoder:
-    """Encoder of a rank's operations as words."""
-
     def __init__(
         self,
         protocol: Protocol,
@@ -285,7 +276,6 @@ class _Encoder:
 
 
 def _length(operation: Operation, protocol: Protocol) -> int:
-    """Count the words of an encoded operation."""
     flags = len(operation.tells) + len(operation.hears)
     if protocol == "simple":
         flags += len(operation.waits) + len(operation.sends)

@@ -1,8 +1,8 @@
 """A process group whose planned calls run in C++: of torch's own type, with the compiled backend for its GPU.
 
-What runs a call is decided by :class:`loadmaster.executor.collective.process_group.PlannedGroup`, once for each kind
-and size, and kept by the backend. Calls that would need work in Python (elements to fill up with, lists of tensors) go
-to the inner group, which is faster than that.
+:class:`loadmaster.executor.collective.process_group.PlannedGroup` decides what runs a call, once for each kind and
+size; the backend keeps it. Calls that would need work in Python (elements to fill up with, lists of tensors) go to the
+inner group, which is faster than that.
 
 Engines give the backend launches, complete but for two addresses. The backend is compiled once, kept in the user's
 cache folder, and loaded as a Python module. It belongs to one release of PyTorch and of Python, which the name of its
@@ -64,10 +64,7 @@ class LaunchEngine(Protocol):
     def prepared(
         self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
     ) -> PreparedCall:
-        """The launches of a call; they stay as long as the engine does.
-
-        ``region``: number of the shared memory that holds the output (of a ReduceScatter, the input).
-        """
+        """The launches of a call; see :meth:`loadmaster.executor.collective.fused.engine.FusedEngine.prepared`."""
         ...
 
 
@@ -82,10 +79,8 @@ _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", f"-DTORCH_EXTENSI
 def extension(group: dist.ProcessGroup) -> ModuleType | None:
     """Load the compiled backend on every rank of a group, or nowhere. Every rank calls it.
 
-    One rank of each host compiles, if nothing is kept; the others take what it kept.
-
-    Returns:
-        the module; None where a rank has no compiler or the compiler fails. The log says why.
+    One rank of each host compiles, if nothing is kept; the others take what it kept. None where a rank has no compiler
+    or the compiler fails; the log says why.
     """
     places: list[Any] = [None] * group.size()
     dist.all_gather_object(places, _host(), group=group)
@@ -150,9 +145,8 @@ def launcher_of(group: PlannedGroup) -> FusedLauncher | None:
 
 
 class NativeGroup:
-    """Holder of a process group whose planned calls run in C++.
-
-    It is not a process group itself: one that is made in Python holds Python's lock while it waits for the inner one.
+    """Holder of a process group whose planned calls run in C++. It is not a process group itself: one that is made in
+    Python holds Python's lock while it waits for the inner one.
     """
 
     def __init__(self, name: str, planned_group: PlannedGroup, launcher: FusedLauncher, module: ModuleType) -> None:

@@ -1,8 +1,7 @@
 """The constants of the cost model for the GPU that is present: measured once, in under a minute, and kept.
 
 Every kernel of some layers of the library runs on synthetic graphs; the model's constants are those with which it comes
-closest to the times. They are kept on disk by the device's name and the precision of products, next to the sources of
-generated kernels.
+closest to the times. They are kept on disk by the device's name and the precision of products.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ _DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
 
 def calibrated(device: torch.device | str = "cuda", element_bytes: Literal[2, 4] = 4) -> GraphHardware:
-    """The constants of a GPU: those that were kept, or measured now and kept.
-
-    Raises:
-        InputError: the device is not a GPU that is present.
-    """
+    """The constants of a GPU: those that were kept, or measured now and kept. InputError: no such GPU is present."""
     where = torch.device(device)
     if where.type != "cuda" or not torch.cuda.is_available():
         remedy = 'Calibrate where a GPU is, or take estimates: graph_hardware("h200").'

@@ -47,8 +47,7 @@ def capture(
         budget_bytes: memory of the GPU; None: that of ``hardware``.
 
     Raises:
-        InputError: the layer is not a program, the graph is not a ``Graph`` or has no edges, or the hardware is not a
-            GPU's.
+        InputError: the layer is not a program, the graph no ``Graph`` or without edges, or the hardware not a GPU's.
     """
     expect_traced(layer)
     expect_graph(graph)
@@ -83,11 +82,7 @@ def expect_graph(graph: object) -> None:
 
 
 def statistics_of_graph(graph: Graph) -> GraphStatistics:
-    """The numbers of a graph, or of a block, that plans are made from; counted once for each, and kept.
-
-    Raises:
-        InputError: it has no edges.
-    """
+    """The numbers of a graph or block that plans are made from; counted once and kept. InputError: it has no edges."""
     if graph not in _counted:
         _counted[graph] = _count(graph)
     return _counted[graph]

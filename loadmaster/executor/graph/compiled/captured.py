@@ -33,10 +33,7 @@ def is_short(run: Run) -> bool:
 
 
 class CudaGraphs:
-    """Captures functions as CUDA graphs on one device, in one pool of memory.
-
-    They run after what the current stream was given before, and before what it is given next.
-    """
+    """Captures functions as CUDA graphs on one device, in one memory pool; they run in the current stream's order."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

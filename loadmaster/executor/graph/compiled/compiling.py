@@ -62,8 +62,7 @@ def compile(
         layer: what :func:`~loadmaster.models.graph.tracing.traced` made of a function, or the name of a layer of the
             library (``"rgcn"``, ``"rgat"``, ``"hgt"``, ``"gat"``, ``"simple-hgn"``).
         plan: for this layer on this graph; None: the greedy schedule of the layer as it is written.
-        width, out, heads: of a layer of the library: numbers in the vectors that go in and come out, all heads
-            together.
+        width, out, heads: of a layer of the library: numbers in the vectors that go in and come out, of all heads.
         training: whether the module has a backward pass; without one its parameters need no gradients.
         launch: see :class:`~loadmaster.executor.graph.compiled.module.CompiledLayer`.
 
@@ -123,16 +122,10 @@ def _expect_graph(plan: GraphPlan, program: Program, schedule: Schedule, graph: 
 def tune(
     problem: GraphProblem, plan: GraphPlan, graph: Graph, *features: Tensor, launch: Launch = "auto"
 ) -> CompiledLayer:
-    """The fastest module of the plan, the one without a plan, and the best schedules by rule, on these features.
+    """The fastest module on these features: of the plan, without a plan, or of the best schedules by rule.
 
-    Args:
-        problem: of the plan.
-        graph: that the problem was captured of.
-        features: as the module takes them; those that require gradients get them in every step that is timed.
-        launch: as for :func:`~loadmaster.executor.graph.compiled.compiling.compile`.
-
-    Raises:
-        InputError: the plan is for another layer or graph, or the features are missing or do not fit.
+    ``problem`` is the plan's, captured of this graph. Features that require gradients get them in every timed step.
+    InputError: the plan is for another layer or graph, or the features are missing or do not fit.
     """
     if not features or not all(isinstance(x, Tensor) for x in features):
         names = ", ".join(problem.program.given("feature"))

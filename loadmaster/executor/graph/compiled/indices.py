@@ -1,11 +1,10 @@
 """Indices of one graph for the kernels of a compiled layer: rows of every space, and which row belongs to which.
 
-All of it is made when a kernel first asks, on the graph's device. Of what the host must know, counts and longest rows,
-as much as can be is taken from the graph's own counts; the rest :meth:`Indices.learn` asks the device for at once.
+All of it is made when a kernel first asks, on the graph's device. Counts and longest rows, which the host must know,
+are taken from the graph's own counts where possible; :meth:`Indices.learn` asks the device for the rest at once.
 
-Edges are kept sorted by relation, then by target, then as they were given; pairs by relation, then by node; nodes by
-type. So the edges of one relation, or of one target and relation, are contiguous. The caller's order is
-:attr:`Indices.edge_order`.
+Edges are sorted by relation, then target, then as they were given (:attr:`Indices.edge_order`); pairs by relation, then
+node; nodes by type. So the edges of one relation, or of one target and relation, are contiguous.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ _END_OF: dict[Space, Space] = {"source_pair": "source", "target_pair": "target"}
 
 @dataclass(frozen=True)
 class Pairs:
-    """The distinct pairs of a node and a relation, by relation, then by node.
+    """The distinct pairs of a node and a relation, by relation, then by node: [pairs].
 
     Attributes:
-        node, relation: [pairs].
         of_edge: [edges], the pair of each edge.
-        ptr: [pairs + 1], where the edges of each pair begin in ``order``.
-        order: [edges], edges by pair, then by number; None: 0, 1, 2, ...
+        ptr: [pairs + 1], where each pair's edges begin in ``order``: [edges], by pair, then number; None: 0, 1, 2, ...
         relation_ptr: [relations + 1], where the pairs of each relation begin; the same on the host as a list.
     """
 
@@ -73,10 +70,8 @@ class Pairing:
     def of(cls, node: Tensor, relation: Tensor, relation_ptr: Tensor, node_count: int, *, is_sorted: bool) -> Pairing:
         """Pair the edges, which are sorted by relation, without waiting for the device.
 
-        Args:
-            node, relation: [edges], of one dtype.
-            relation_ptr: [relations + 1], where the edges of each relation begin.
-            is_sorted: whether the edges of one relation are sorted by node.
+        ``node`` and ``relation`` are [edges], of one dtype; ``relation_ptr`` [relations + 1] says where each relation's
+        edges begin; ``is_sorted``, whether these are sorted by node.
         """
         edges, relations, index = node.numel(), relation_ptr.numel() - 1, node.dtype
         order = None
@@ -105,12 +100,10 @@ class Pairing:
 
 
 class Indices:
-    """Indices of one graph on one device, each made when it is first needed, and kept. All are int32 where they fit.
+    """Indices of one graph on one device, each made when first needed and kept. All are int32 where they fit.
 
-    The rows of ``node``, ``source`` and ``target`` are the same.
-
-    Attributes:
-        result_rows: the rows of nodes that are a layer's results; None: all.
+    The rows of ``node``, ``source`` and ``target`` are the same. ``result_rows`` are the rows of nodes that are a
+    layer's results; None: all.
     """
 
     def __init__(
@@ -145,9 +138,8 @@ class Indices:
 
     @classmethod
     def of(cls, graph: Graph) -> Indices:
-        """Return the indices of a graph or a block; made once for each, and kept as long as it is.
-
-        In a block the nodes are those that edges begin at; :attr:`result_rows` are those that edges end at.
+        """Return the indices of a graph or a block; made once for each, and kept as long as it is. In a block the nodes
+        are those that edges begin at; :attr:`result_rows` are those that edges end at.
         """
         if graph not in _of_graphs:
             _of_graphs[graph] = cls._of_block(graph) if isinstance(graph, Block) else cls._of_graph(graph)
@@ -197,7 +189,7 @@ class Indices:
             source, target, relation: [edges], integers.
             node_type_ptr: [types + 1], where the nodes of each type begin.
             edge_order: [edges], the place at which the caller gave each edge; None: this one.
-            relation_ptr: [relations + 1], where the edges of each relation begin once they are sorted; None: unknown.
+            relation_ptr: [relations + 1], where each relation's edges begin once they are sorted; None: unknown.
         """
         index = choose_dtype(None, max(source.numel(), node_count))
         keys, order = torch.sort(pair_keys(target, relation, node_count), stable=True)
@@ -214,11 +206,10 @@ class Indices:
         return self._edge_order
 
     def learn(self, pairs: Iterable[Space] = (), longest: Iterable[tuple[Space, Space]] = ()) -> None:
-        """Find together what the host must know and only the device does. Waits for it once for each of both.
+        """Find together what the host must know and only the device does; waits for it at most once for each of both.
 
-        Args:
-            pairs: spaces of pairs, whose numbers of rows are wanted.
-            longest: (over, to): how many rows of ``over`` one row of ``to`` has at the most.
+        ``pairs`` are spaces of pairs whose number of rows is wanted; ``longest`` are (over, to): the most rows of
+        ``over`` that one row of ``to`` has.
         """
         begun = {space: self._pairing(space) for space in dict.fromkeys(pairs) if space not in self._pairs}
         if begun:
@@ -248,11 +239,10 @@ class Indices:
         return found
 
     def groups(self, over: Space, to: Space) -> Groups:
-        """The rows of ``over`` that belong to each row of ``to``.
+        """The rows of ``over`` that belong to each row of ``to``, as (ptr, order).
 
-        Returns:
-            (ptr, order): the rows of row r are ``order[ptr[r] : ptr[r + 1]]``, ascending; ptr has rows(to) + 1
-            numbers; order has rows(over), or is None where it would be 0, 1, 2, ...
+        Those of row r are ``order[ptr[r] : ptr[r + 1]]``, ascending; ptr has rows(to) + 1 numbers, order rows(over), or
+        is None where it would be 0, 1, 2, ...
         """
         for space in (over, to):
             if space in _END_OF:
@@ -272,9 +262,8 @@ class Indices:
         return self._longest[over, to]
 
     def degree(self, space: Space, dtype: torch.dtype) -> Tensor:
-        """Return the number of edges of each row of source, target or target_pair: [rows(space)].
-
-        At least 1: no edge sees the degree of a node without edges, and a quotient by 0 would not be a number.
+        """Return the number of edges of each row of source, target or target_pair: [rows(space)]. At least 1: no edge
+        sees the degree of a node without edges, and a quotient by 0 would not be a number.
         """
         key = ("degree", space, dtype)
         found: Tensor = self._once(key, lambda: self.groups("edge", space)[0].diff().clamp(min=1).to(dtype))

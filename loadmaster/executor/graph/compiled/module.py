@@ -83,14 +83,12 @@ class CompiledLayer(nn.Module):
     def forward(self, *features: Tensor, graph: Graph | None = None, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
         """The layer's outputs: [nodes, *shape] each; of a block, a row for each node that edges end at.
 
-        Args:
-            features: in the order in which the layer declares them, or by name: [nodes, *shape], or [edges, *shape] in
-                the order in which the edges were given.
-            graph: another graph, or a block, with the same relations and types of nodes; None: the layer's own.
+        Features are in the order in which the layer declares them, or by name: [nodes, *shape], or [edges, *shape] in
+        the order in which the edges were given. ``graph`` is another graph, or a block, with the same relations and
+        types of nodes; None: the layer's own.
 
         Raises:
-            InputError: features are missing, unknown, not tensors, or of other rows, shapes, dtypes or devices than
-                needed.
+            InputError: features are missing, unknown, no tensors, or of wrong rows, shapes, dtypes or devices.
         """
         given = self._by_name(features, named)
         # Looked up as attributes, so that parametrizations and torch.func may stand in for parameters.

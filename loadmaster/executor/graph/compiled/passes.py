@@ -17,11 +17,8 @@ from loadmaster.models.graph.schedule import Kernel, Schedule
 
 @dataclass(frozen=True)
 class Pass:
-    """Kernels in the order in which they run.
-
-    Attributes:
-        freed: of each kernel, numbers of the held values that nothing reads after it.
-        results: numbers of the values that the pass ends with; each is held, or a view of what is.
+    """Kernels in the order in which they run. ``freed``: of each kernel, the held values that nothing reads after it.
+    ``results``: the values that the pass ends with, each held or a view of what is. All by number.
     """
 
     kernels: tuple[Kernel, ...]
@@ -31,12 +28,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Passes:
-    """Both passes of a program, for some gradients.
+    """Both passes of a program, for some gradients. All values are numbers.
 
-    Attributes:
-        saved: numbers of the held values that the forward pass leaves to the backward pass, ascending.
-        kept: numbers of all values that kernels of the whole schedule store.
-        gradients: (number of what is given, number of its gradient): those asked for.
+    ``saved`` are the held ones that the forward pass leaves to the backward pass, ascending; ``kept``, all that kernels
+    of the whole schedule store; ``gradients``, (what is given, its gradient) for those asked for.
     """
 
     forward: Pass
@@ -47,11 +42,7 @@ class Passes:
 
 
 def passes(program: Program, schedule: Schedule, wanted: Collection[int]) -> Passes:
-    """Choose the kernels that run for the program's outputs and the gradients of ``wanted``.
-
-    Args:
-        wanted: numbers of features and parameters.
-    """
+    """Choose the kernels for a program's outputs and the gradients of ``wanted`` features and parameters, by number."""
     kept = frozenset(schedule.kept)
     gradients = tuple((of, gradient) for of, gradient in program.gradients if of in wanted)
     asked = tuple(gradient for _, gradient in gradients)

@@ -28,11 +28,7 @@ _SAME_ROWS: dict[str, Space] = {"source": "node", "target": "node", "as_node": "
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a space.
-
-    Attributes:
-        index: their numbers, a tensor or a range; of a range the values are read without a gather.
-    """
+    """Rows of a space by number: a tensor, or a range, of which values are read without a gather."""
 
     space: Space
     index: Tensor | slice
@@ -44,19 +40,14 @@ class Rows:
 
 
 class Evaluator:
-    """Makes values of one program on rows of one graph.
-
-    Args:
-        held: values by number (:mod:`.runner`); more may be added while it is used.
-    """
+    """Makes values of one program on rows of one graph, from ``held`` (:mod:`.runner`), which may grow meanwhile."""
 
     def __init__(self, program: Program, indices: Indices, held: Mapping[int, Tensor]) -> None:
         self.program, self.indices, self.held = program, indices, held
 
     def made(self, n: int, rows: Rows) -> Tensor:
-        """A value on these rows, which are of its space or of a finer one: [rows, *shape].
-
-        Numbers of 16 bits are widened to float32, except where a value is no more than a view of what is held.
+        """A value on these rows, which are of its space or of a finer one: [rows, *shape]. Numbers of 16 bits are
+        widened to float32, except where a value is no more than a view of what is held.
         """
         value = self.program.values[n]
         if n in self.held:
@@ -241,10 +232,8 @@ class ReferenceRunner:
 
 
 def _reduced(reduce: str, chunks: Callable[[], Iterator[tuple[Tensor, Tensor]]], count: int) -> Tensor:
-    """Rows put together by the row that each belongs to: [count, *shape]; zeros where there are none.
-
-    Args:
-        chunks: gives the rows again each time: (values [n, *shape], row of each [n]).
+    """Rows put together by the row that each belongs to: [count, *shape]; zeros where there are none. ``chunks`` gives
+    the rows again each time: (values [n, *shape], row of each [n]).
     """
     if reduce in ("sum", "mean"):
         return _summed(chunks, count, reduce == "mean")

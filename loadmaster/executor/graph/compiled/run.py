@@ -31,20 +31,14 @@ _told: set[str] = set()
 class KernelMaker:
     """Makes the runners of one kernel; what depends on the program alone is made once for all graphs.
 
-    Runners are generated on a GPU where they can be, plain PyTorch elsewhere.
-
-    Attributes:
-        longest: (over, to), if a runner depends on how many rows of ``over`` one row of ``to`` has at the most.
+    Runners are generated on a GPU where they can be, plain PyTorch elsewhere. ``longest`` is (over, to), if a runner
+    depends on how many rows of ``over`` one row of ``to`` has at the most.
     """
 
     def __init__(
         self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Prepare a kernel of a schedule.
-
-        Args:
-            kept: numbers of all values that kernels of the schedule store.
-        """
+        """Prepare a kernel; ``kept`` are the numbers of all values that kernels of its schedule store."""
         self.program, self.kernel, self.dtype = program, kernel, dtype
         self.longest: tuple[Space, Space] | None = None
         self._generate: Callable[[Indices], KernelRunner | None] | None = None
@@ -71,11 +65,8 @@ def _tell(kernel: Kernel) -> None:
 
 
 class Makers:
-    """The makers of both passes' kernels, for a device and a dtype; made once for all graphs.
-
-    Attributes:
-        pairs: spaces of pairs that kernels read, store or run over.
-        longest: see :class:`~loadmaster.executor.graph.compiled.run.KernelMaker`; of all kernels.
+    """The makers of both passes' kernels, for a device and a dtype; made once for all graphs. ``pairs`` are the spaces
+    of pairs that kernels read, store or run over; ``longest`` is that of all makers.
     """
 
     def __init__(self, program: Program, passes: Passes, dtype: torch.dtype, device: torch.device) -> None:
@@ -92,11 +83,7 @@ class Makers:
 
 
 class Run:
-    """The kernels of both passes on one graph.
-
-    Attributes:
-        numbers: of the features, then of the parameters.
-    """
+    """The kernels of both passes on one graph; ``numbers`` are those of the features, then of the parameters."""
 
     def __init__(self, makers: Makers, indices: Indices) -> None:
         self.program, self.passes, self.dtype = makers.program, makers.passes, makers.dtype
@@ -118,19 +105,15 @@ class Run:
         return [maker.on(self.indices) for maker in self._makers.backward]
 
     def forward(self, held: Held) -> tuple[list[Tensor], list[Tensor]]:
-        """The program's outputs, and what the backward pass needs (``passes.saved``).
-
-        Args:
-            held: features and parameters by number, as runners take them (:mod:`.runner`); is emptied.
+        """The program's outputs, and what the backward pass needs (``passes.saved``). ``held``: features and parameters
+        by number, as runners take them (:mod:`.runner`); is emptied.
         """
         outputs = self._results(self.passes.forward, self._forward, held, self.program.outputs)
         return outputs, [held[n] for n in self.passes.saved]
 
     def backward(self, held: Held) -> list[Tensor]:
-        """The gradients that ``passes`` names, in order, in the rows of what they are gradients of.
-
-        Args:
-            held: what :meth:`forward` saved, and the gradients of the outputs, by number; is emptied.
+        """The gradients that ``passes`` names, in order, in the rows of what they are gradients of. ``held``: what
+        :meth:`forward` saved, and the gradients of the outputs, by number; is emptied.
         """
         return self._results(self.passes.backward, self._backward, held, [of for of, _ in self.passes.gradients])
 
@@ -147,12 +130,7 @@ class Run:
 
 
 def call(run: Run, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The outputs of a layer.
-
-    Args:
-        given: features and parameters as the caller knows them: edges in the caller's order, weights for all without a
-            row.
-    """
+    """The outputs of a layer from features and parameters in the caller's form, as :func:`_taken` takes them."""
     if run.passes.gradients:
         found: tuple[Tensor, ...] = _Step.apply(run, *given)  # type: ignore[no-untyped-call]
         return found
@@ -188,11 +166,7 @@ def forward_pass(run: Run, given: Sequence[Tensor]) -> tuple[list[Tensor], list[
 def backward_pass(
     run: Run, saved: list[Tensor], upstream: Sequence[Tensor], dtypes: Sequence[torch.dtype]
 ) -> list[Tensor | None]:
-    """The gradients of what was given; None where none was asked for.
-
-    Args:
-        saved: by :func:`forward_pass`; is emptied.
-    """
+    """The gradients of what was given; None where none was asked for. ``saved`` by :func:`forward_pass` is emptied."""
     with torch.autocast(run.indices.device.type, enabled=False):
         held = dict(zip(run.passes.saved, saved, strict=True))
         saved.clear()

@@ -1,16 +1,15 @@
 """The contract of runners, which run one kernel of a schedule: generated kernels and plain PyTorch share it.
 
 A runner is made for one kernel, one graph and one dtype. It takes the values that are *held*, by their number in the
-program: those that are given (features, parameters, degrees, gradients) and those that kernels before stored. Views are
-never held: a runner reads the value that they are views of. Seen from edges through ``source``, a value of nodes has
-the rows ``indices.map("edge", "source")``, and what it is made of likewise: ``source(as_node(aggregate to target))``
-reads the aggregate's rows of the edges' sources. A runner returns what the kernel stores, in the order of
-``kernel.stores``.
+program: those given (features, parameters, degrees, gradients) and those that earlier kernels stored. Views are never
+held: a runner reads the value that they are views of. Seen from edges through ``source``, a value of nodes has the rows
+``indices.map("edge", "source")``, and so has what it is made of: ``source(as_node(aggregate to target))`` reads the
+aggregate's rows of the edges' sources. A runner returns what the kernel stores, in the order of ``kernel.stores``.
 
 Every held value is contiguous, [rows of its space, *shape of a row], weights too: a weight for all has one row.
 Features and gradients of edges are in the order of :class:`~loadmaster.executor.graph.compiled.indices.Indices`. All
-that are given have one floating dtype, which a runner is built for; what is stored has that dtype too, except for what
-:func:`stored_dtype` widens, as whoever reads it must expect.
+that are given have one floating dtype, which a runner is built for; what is stored has it too, unless
+:func:`stored_dtype` widens it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ class KernelRunner(Protocol):
 
 
 def reads(program: Program, kernel: Kernel, kept: Collection[int]) -> tuple[int, ...]:
-    """Numbers of the held values that a kernel reads, ascending.
-
-    Args:
-        kept: numbers of all values that kernels of the schedule store.
-    """
+    """Numbers of the held values that a kernel reads, ascending; ``kept``: of all that the schedule's kernels store."""
     needs = Inline(program, frozenset(kept))
     found: set[int] = set()
     for n in kernel.stores:

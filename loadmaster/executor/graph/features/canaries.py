@@ -1,9 +1,9 @@
 """Trials of a device's reads of host memory: whether they are right, and faster than the processor gathers.
 
-Some drivers and machines (confidential computing among them) let a kernel read host memory and give it something else.
-So the first table for a device is preceded by one whose contents are known, and of every table some rows are read both
-ways. Where they differ, and where the kernel is slower on the table itself, rows are gathered by the processor into
-pinned memory and copied. The log says so.
+Some drivers and machines (with confidential computing, for one) let a kernel read host memory and give it something
+else. So a table of known contents precedes a device's first one, and some rows of every table are read both ways. Where
+they differ, or the kernel is slower on the table itself, the processor gathers rows into pinned memory and they are
+copied. The log says so.
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ def gather_kernel() -> Any:
 
 
 def by_kernel(table: Tensor, index: Tensor) -> Tensor:
-    """Rows read in place by a kernel: [n, ...] on the device of the index.
-
-    Args:
-        table: [rows, ...] in host memory that the device reads, each row contiguous.
-        index: int32 or int64 [n], contiguous, on a CUDA device.
+    """Rows read in place by a kernel: [n, ...] on the CUDA device of ``index``, int32 or int64 [n], contiguous.
+    ``table`` [rows, ...] is in host memory that the device reads, each row contiguous.
     """
     result = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, device=index.device)
     gather_kernel().gather(table, index, result)
@@ -51,10 +48,8 @@ def by_kernel(table: Tensor, index: Tensor) -> Tensor:
 
 
 def by_processor(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
-    """Rows gathered by the processor into pinned memory, then copied: [n, ...] on a device.
-
-    Args:
-        index: int32 or int64 [n] on the host, of rows that the table has.
+    """Rows gathered by the processor into pinned memory, then copied: [n, ...] on a device. ``index`` is int32 or int64
+    [n] on the host, of rows that the table has.
     """
     rows = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, pin_memory=device.type == "cuda")
     torch.index_select(table, 0, torch.where(index < 0, index + table.shape[0], index), out=rows)

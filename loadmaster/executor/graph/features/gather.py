@@ -22,13 +22,13 @@ def _gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
 
     Args:
         table: [rows, ...], in memory that the CUDA device reads where the index is on one; each row contiguous.
-        index: int32 or int64 [n]. Below zero, rows count from the end. A CUDA device that reads in place takes zeros
-            for a row that the table does not have: :func:`expect_in_range` says whether there are any.
+        index: int32 or int64 [n]; negative rows count from the end. A CUDA device that reads in place takes zeros for a
+            row that the table does not have: :func:`expect_in_range` says whether there are any.
         in_place: whether a CUDA device reads the rows itself, or the processor gathers and sends them.
 
     Raises:
-        InputError: a table that the device cannot read, an index that does not name rows, or a row out of range where
-            the processor gathers.
+        InputError: the device cannot read the table, the index names no rows, or a row out of range where the processor
+            gathers.
     """
     expect_gather(table, index)
     if not index.is_cuda:
@@ -49,16 +49,13 @@ def _fake_gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Te
 def _gather_hot_rows(
     table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
 ) -> Tensor:
-    """Gather rows [n, ...] of a table in host memory, some of them kept on the index's device: one kernel reads both.
+    """Gather rows [n, ...] of a host table, some of them kept on the index's device: one kernel reads both.
 
     Args:
-        table, index, in_place: as for :func:`gather_rows`.
+        table, index, in_place: as for :func:`gather_rows`; so are errors.
         rows: [hot, ...] on the device of the index.
         slots: int32 [rows of the table] on that device: where in ``rows`` a row is, or -1.
         counts: int64 [2] on that device: how many rows were found in ``rows``, and how many were read, are added.
-
-    Raises:
-        InputError: as :func:`gather_rows`.
     """
     expect_gather(table, index)
     if index.is_cuda and in_place:
@@ -139,11 +136,7 @@ def expect_in_range(index: Tensor, rows: int) -> None:
 
 
 def expect_nodes(name: str, nodes: Tensor, node_count: int) -> None:
-    """Refuse what does not name nodes of a graph.
-
-    Args:
-        nodes: int64 or int32, counted from 0.
-    """
+    """Refuse what does not name nodes of a graph: int64 or int32, counted from 0."""
     if nodes.dtype not in INDEX_DTYPES:
         raise InputError(name, str(nodes.dtype), "does not name nodes", "Give int64 or int32.")
     if not nodes.numel():

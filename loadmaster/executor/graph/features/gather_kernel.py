@@ -1,10 +1,10 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 """The gather kernel: rows of a host table, and of rows kept on the device, read by one launch.
 
-A row is read from the beginning of the 128-byte line that it starts in: the columns of a program are shifted to the
-left by as much as the row starts behind its line, and lanes outside the row do nothing. Every line of a row is so asked
-for once, as with the circular shift of PyTorch-Direct ([Wu24], section 4.4.5), which asks once more where the
-shifted lanes wrap. Rows of at most a line, and rows that start with a line, are not shifted.
+A row is read from the beginning of the 128-byte line that it starts in: the columns of a program are shifted left by
+the row's offset in its line, and lanes outside the row do nothing. So every line of a row is asked for once, as with
+the circular shift of PyTorch-Direct ([Wu24], section 4.4.5), which asks once more where the shifted lanes wrap. Rows of
+at most a line, and rows that start with a line, are not shifted.
 
 Rows are copied as words of at most 8 bytes, whatever their dtype. A program takes several rows, and few programs go
 through all of them: the link is full long before the device is, and the training at the same time needs the rest.
@@ -97,11 +97,10 @@ def gather(table: Tensor, index: Tensor, result: Tensor, hot: tuple[Tensor, Tens
 
     Args:
         table: [rows, ...] in host memory that the device reads, each row contiguous.
-        index: int32 or int64 [n], contiguous, on the device. Rows count from the end below zero; a row that the table
-            does not have gives zeros.
+        index: int32 or int64 [n], contiguous, on the device. Negative rows count from the end; missing ones give zeros.
         result: [n, ...] on the device, contiguous.
-        hot: rows that the device keeps, [hot, ...], contiguous; int32 [rows of the table], where among them a row is,
-            or -1; int64 [2], to which rows found there, and rows read, are added. All are on the device.
+        hot: on the device: the rows that it keeps, [hot, ...], contiguous; int32 [rows of the table], where among them
+            a row is, or -1; int64 [2], to which rows found there, and rows read, are added.
     """
     width_bytes, stride_bytes = table.shape[1:].numel() * table.element_size(), table.stride(0) * table.element_size()
     if not index.numel() or not width_bytes:

@@ -1,13 +1,13 @@
 """Host memory that GPUs read in place: allocated for CUDA, or a file's where the system mapped it.
 
-A table is in CUDA's managed memory, told to stay on the host, which a GPU maps in large pages. Pinned memory is mapped
-in pages of 4 KiB, and a GPU that reads rows anywhere in a large table looks up a page for nearly every row. Managed
-memory moves to whoever reads it, unless it is told where to stay and who reads it from there. PyTorch makes none, so
-CUDA's driver is called here.
+A table is in CUDA's managed memory, which a GPU maps in large pages. Pinned memory is mapped in pages of 4 KiB, and a
+GPU that reads rows anywhere in a large table looks up a page for nearly every row. Managed memory moves to whoever
+reads it unless it is told where to stay and who reads it from there. PyTorch makes none, so CUDA's driver is called
+here.
 
 Where there is none, a table is page-locked: memory from the system, registered with CUDA. So is a file. (PyTorch rounds
-what it pins up to a power of two, which for a table of features is up to twice its size.) Memory stays until the last
-tensor on it is gone and the device has read it.
+what it pins up to a power of two, up to twice the table's size.) Memory stays until the last tensor on it is gone and
+the device has read it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ _DEVICE_POINTER = 3
 
 
 def managed(size_bytes: int, device: torch.device) -> tuple[int, str]:
-    """Allocate whole pages of host memory for a device to read: (address, ""), or (0, why there is none).
-
-    Pages come to be where the host first writes.
+    """Allocate whole pages of host memory for a device to read: (address, ""), or (0, why there is none). Pages come to
+    be where the host first writes.
     """
     torch.cuda.synchronize(device)  # the device's context is there and current from here on
     pages_bytes = ctypes.c_size_t(-(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
@@ -100,12 +99,8 @@ def _driver() -> Any:
 
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous host tensor that a device reads in place; an ordinary one where the device is the host.
-
-    It has any contents, and begins with a page.
-
-    Raises:
-        InputError: so much host memory cannot be had or locked.
+    """A contiguous host tensor that a device reads in place, of any contents; an ordinary one where the device is the
+    host. It begins with a page. InputError: so much host memory cannot be had or locked.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cuda" or not size_bytes:
@@ -123,9 +118,8 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
-    """The bytes of a file that has some, mapped for reading: uint8 [bytes], which nobody may write to.
-
-    Also why a CUDA device cannot read them there; "" where it can.
+    """The bytes of a non-empty file, mapped for reading: uint8 [bytes], which nobody may write to. Also why a CUDA
+    device cannot read them there; "" where it can.
     """
     contents = np.memmap(path, np.uint8, mode="r")
     address, size_bytes = int(contents.ctypes.data), int(contents.size)

@@ -1,7 +1,7 @@
 """Unified tensors whose most-read rows are kept on the GPU as well, and estimates of which rows those are.
 
 One kernel reads both: for each row it looks up, on the GPU, whether the row is there, and fetches it over the link if
-not. Nothing is sorted out first and the host waits for nothing. How many reads found their row is counted on the GPU.
+not. Nothing is sorted out first and the host waits for nothing. The GPU counts how many reads found their row.
 
 A node's row is read when a sampled neighbourhood reaches the node, against the direction of its edges. So the estimates
 count how many edges leave it, how often samples of the first epochs had it, or how likely a walk back from the seeds
@@ -31,13 +31,8 @@ SLOT_BYTES = 4  # of the map from a row to its place on the GPU, for each row of
 
 
 def out_degrees(source: Tensor, node_count: int) -> Tensor:
-    """Number of edges that leave each node: int64 [node_count] on the host.
-
-    Args:
-        source: int [edges], the node that each edge leaves.
-
-    Raises:
-        InputError: an edge that leaves a node which the graph does not have.
+    """Number of edges that leave each node: int64 [node_count] on the host. ``source``, int [edges], is the node that
+    each edge leaves. InputError: the graph lacks one of them.
     """
     expect_nodes("source", source, node_count)
     return torch.bincount(source.cpu(), minlength=node_count)
@@ -48,12 +43,8 @@ def sampled_frequency(
 ) -> Tensor:
     """Count how often each node's row is read for some batches of seeds: int64 [node_count] on the host.
 
-    Args:
-        sample: the sampler that training uses: seeds -> (blocks, nodes whose rows are read).
-        seeds: batches; those of one to three epochs show which rows are read.
-
-    Raises:
-        InputError: a sample of nodes that the graph does not have.
+    ``sample`` is the training's sampler, seeds -> (blocks, nodes whose rows are read); batches of one to three epochs
+    show which rows are read. InputError: a sample of nodes that the graph does not have.
     """
     reads = torch.zeros(node_count, dtype=torch.int64)
     for batch in seeds:
@@ -80,11 +71,9 @@ def reverse_pagerank(
 
     Args:
         source, destination: int [edges].
-        seeds: nodes that training begins with, at least one; a walk begins at each time that one is named. All nodes
-            if None.
+        seeds: nodes that training begins with, at least one, weighted by how often each is named; None: all nodes.
         damping: at least 0, below 1.
-        tolerance: the probabilities of two steps differ by no more in sum when this ends; at least 1e-14, what
-            rounding leaves.
+        tolerance: the sum by which two steps differ at the end, at most; at least 1e-14, what rounding leaves.
 
     Raises:
         InputError: edges or seeds that name no node, no seeds, or a damping or tolerance out of range.
@@ -120,14 +109,8 @@ def reverse_pagerank(
 
 
 def hottest(scores: Tensor, rows: int) -> Tensor:
-    """The rows with the highest scores, hottest first, the earlier of equal ones: int64 [rows] on the host.
-
-    Args:
-        scores: [nodes].
-        rows: how many; all nodes if there are fewer.
-
-    Raises:
-        InputError: a negative number of rows.
+    """The ``rows`` rows with the highest ``scores`` [nodes], hottest first, the earlier of equal ones: int64 on the
+    host. All nodes if there are fewer. InputError: a negative number of rows.
     """
     if rows < 0:
         raise InputError("rows", rows, "is less than none", "Give a number of rows; rows_within() says how many fit.")
@@ -144,13 +127,8 @@ def predicted_hit_rate(frequency: Tensor, hot: Tensor) -> float:
     """The share of reads that find their row on the GPU.
 
     Predict with batches that did not choose the rows: what a sample chose fits that sample better than the next one.
-
-    Args:
-        frequency: [nodes], how often each row is read, in any unit.
-        hot: int [rows], which rows are there.
-
-    Raises:
-        InputError: rows that ``frequency`` does not have.
+    ``frequency`` [nodes] says how often each row is read, in any unit; ``hot``, int [rows], which rows are there.
+    InputError: rows that ``frequency`` does not have.
     """
     expect_nodes("hot", hot, frequency.shape[0])
     frequency = frequency.cpu().double()
@@ -160,15 +138,9 @@ def predicted_hit_rate(frequency: Tensor, hot: Tensor) -> float:
 class HotRows:
     """Rows of a table, the hot ones kept on the GPU: ``hot_rows[index]`` is what ``table[index]`` is.
 
-    Contents are those of the table when this was made.
-
-    Args:
-        table: [nodes, ...], each row contiguous.
-        hot: int [rows], which rows are kept, each one time: :func:`hottest` finds them.
-
-    Raises:
-        InputError: not a unified tensor, a table whose rows are not contiguous, rows that it does not have, or one
-            named twice.
+    Contents are those of the table, [nodes, ...], when this was made. ``hot``, int [rows], names each row to keep once:
+    :func:`hottest` finds them. InputError: not a unified tensor, rows not contiguous, rows that the table does not
+    have, or one named twice.
     """
 
     def __init__(self, table: UnifiedTensor, hot: Tensor) -> None:
@@ -203,11 +175,7 @@ class HotRows:
         return sum(t.numel() * t.element_size() for t in (self._rows, self._slots))
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        """Rows on the GPU: [*index, ...].
-
-        Args:
-            index: int32 or int64, any shape, on the GPU or the host.
-        """
+        """Rows on the GPU: [*index, ...] for an index of int32 or int64, of any shape, on the GPU or the host."""
         if not isinstance(index, Tensor):
             raise InputError("index", type(index).__name__, "is no tensor", "Give a tensor of int64 or int32.")
         flat = index.to(self._rows.device).reshape(-1)

@@ -4,9 +4,9 @@ One thread samples, batch after batch in order, so that a sampler with a generat
 On a GPU it samples on one stream and gathers on another: while rows of a batch come over the link, the next one is
 sampled, and the training step runs on the stream of whoever iterates.
 
-A stream of its own means memory of its own. PyTorch's allocator hands out what a batch held as soon as the last
-reference is gone, in the order of the stream that it was made on, while the training step may still read it. So a batch
-that was used goes back to the thread that makes them, which drops it when its streams wait for that step.
+PyTorch's allocator hands out what a batch held once the last reference is gone, in the order of the stream that made
+it, while the training step may still read it. So a used batch goes back to the thread that makes them, which drops it
+when its streams wait for that step.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ Nodes = Tensor | Mapping[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """Mini-batch that one training step takes.
+    """Mini-batch that one training step takes; its ``blocks`` are what the sampler made of the seeds.
 
     Attributes:
         seeds: int [batch], nodes that the step computes something for.
         input_nodes: nodes whose features the step reads; by node type, where the features are.
-        blocks: what the sampler made of the seeds.
         features: [input nodes, ...]; by node type, where they are given so.
         labels: [batch, ...], or None without labels.
     """
@@ -61,19 +60,16 @@ class FeatureLoader:
     Args:
         seeds: int [seeds], nodes to train on, on the device that the sampler wants them on.
         sample: seeds -> (blocks, nodes whose features are read); it is called from one thread, in order.
-        features: [nodes, ...]: a unified tensor, hot rows, or any tensor that takes the sampler's nodes as an index.
-            Or one by node type, and the sampler gives nodes by node type.
+        features: [nodes, ...]: a unified tensor, hot rows, or any tensor that takes the sampler's nodes as an index. Or
+            one by node type, and the sampler gives nodes by node type.
         labels: [nodes, ...], likewise, read at the seeds.
-        batch_size: seeds of a batch; the last one of an epoch may be smaller.
-        shuffle: whether each epoch has an order of its own.
-        drop_last: leave out a last batch that is smaller.
+        batch_size: seeds of a batch; an epoch's last one may be smaller, and is left out by ``drop_last``.
+        shuffle: whether each epoch has an order of its own, drawn by ``generator`` on the host.
         prefetch: batches made ahead, at least one.
-        generator: draws the orders, on the host.
         node_count: nodes of the graph, which features and labels must have rows for.
 
     Raises:
-        InputError: seeds that do not name nodes, features or labels with other rows than the graph has nodes, or
-            numbers below one.
+        InputError: seeds that name no nodes, features or labels with other rows than nodes, or numbers below one.
     """
 
     def __init__(

@@ -27,10 +27,9 @@ _log = logging.getLogger(__name__)
 def unified(
     tensor: Tensor, affinity: Affinity = "gpu", device: torch.device | str | None = None, *, debug: bool = False
 ) -> UnifiedTensor:
-    """A unified tensor with the contents of another tensor.
+    """A unified tensor with the contents of another tensor, copied into memory that the device reads.
 
     Args:
-        tensor: copied into memory that the device reads.
         affinity: "gpu": results of operators are CUDA tensors. "host": they are unified, as preprocessing needs it.
         device: that reads it. None is the current CUDA device, or the host where there is none.
         debug: hold every index against the number of rows. The host then waits for the GPU at each read.
@@ -58,12 +57,7 @@ def unified_empty(
     debug: bool = False,
 ) -> UnifiedTensor:
     """A unified tensor without contents, to be filled part by part: no second copy of a large table is needed.
-
-    Args:
-        affinity, device, debug: as for :func:`unified`.
-
-    Raises:
-        InputError: as :func:`unified`.
+    ``affinity``, ``device``, ``debug`` and errors are as for :func:`unified`.
     """
     reader = _reader(affinity, device)
     return _made(host_empty(shape, dtype, reader), affinity, reader, debug)
@@ -84,8 +78,7 @@ def unified_file(
 
     Args:
         path: a file of numpy (``.npy``), or one with the elements in order and nothing else.
-        shape: of the tensor; numpy's files say it themselves.
-        dtype: of its elements; likewise.
+        shape, dtype: numpy's files say them themselves.
         affinity, device, debug: as for :func:`unified`.
 
     Raises:

@@ -20,12 +20,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class RowRead:
-    """Rows of a table by an index.
-
-    Attributes:
-        table: [rows, ...], each row contiguous.
-        index: int32 or int64, any shape: which rows.
-    """
+    """Rows of a table [rows, ...], each row contiguous, by an index of int32 or int64, of any shape."""
 
     table: Tensor
     index: Tensor
@@ -36,10 +31,8 @@ OPERATORS = frozenset({_aten.index.Tensor, _aten.index_select.default, _aten.emb
 
 
 def row_read(func: Any, args: Sequence[Any]) -> RowRead | None:
-    """The rows that one of :data:`OPERATORS` reads, or None where it does not read rows.
-
-    Args:
-        args: its positional arguments; the table is an ordinary host tensor.
+    """The rows that one of :data:`OPERATORS` reads, or None where it does not read rows. ``args`` are its positional
+    arguments; the table is an ordinary host tensor.
     """
     if func is _aten.index.Tensor:
         return _by_indices(args[0], args[1])

@@ -40,13 +40,13 @@ def expect_affinity(affinity: str) -> None:
 def placement(affinities: Sequence[Affinity], cuda_tensors: int, cpu_tensors: int) -> Placement:
     """Place an operator on unified tensors and its result, after PyTorch-Direct ([Wu24], section 4.4.3).
 
-    The affinity of the unified operands decides, unless other operands leave no choice. A GPU cannot read ordinary host
-    memory, a processor cannot read a GPU's.
+    The affinity of the unified operands, at least one, decides, unless other operands leave no choice: a GPU cannot
+    read ordinary host memory, a processor cannot read a GPU's.
 
     | affinity of the unified operands | CUDA tensors | CPU tensors that are not scalars | computes on | result |
     | --- | --- | --- | --- | --- |
     | any | one or more | none | GPU | CUDA tensor |
-    | any | one or more | one or more | refused, as PyTorch refuses it | |
+    | any | one or more | one or more | InputError, as PyTorch refuses it | |
     | at least one "gpu" | none | none | GPU | CUDA tensor |
     | at least one "gpu" | none | one or more | host | unified, affinity "gpu" |
     | all "host" | none | any number | host | unified, affinity "host" |
@@ -54,14 +54,6 @@ def placement(affinities: Sequence[Affinity], cuda_tensors: int, cpu_tensors: in
     Scalars (tensors without dimensions) in host memory go anywhere, as in PyTorch. So do the tensors that an index
     operator takes its indices from: they are brought to where it computes. Views of a unified tensor are unified
     wherever they are taken, and what writes to one computes on the host.
-
-    Args:
-        affinities: of the unified operands, at least one.
-        cuda_tensors: how many operands are ordinary CUDA tensors.
-        cpu_tensors: how many are ordinary host tensors with at least one dimension.
-
-    Raises:
-        InputError: operands in ordinary host memory together with CUDA tensors.
     """
     affinity: Affinity = "gpu" if "gpu" in affinities else "host"
     if cuda_tensors and cpu_tensors:
@@ -83,8 +75,7 @@ class UnifiedTensor(Tensor):
 
     Attributes:
         cpu_view: the same memory as an ordinary host tensor.
-        result_device: where results of operators that compute on the GPU are, unless other operands are elsewhere. The
-            host where there is no GPU.
+        result_device: where the GPU's results are, unless other operands are elsewhere; the host if there is no GPU.
         debug: whether every index is held against the number of rows, which makes the host wait for the GPU.
         writable: False for the memory of a file.
     """
@@ -117,10 +108,8 @@ class UnifiedTensor(Tensor):
 
     @property
     def in_place(self) -> bool:
-        """True if the GPU reads rows itself; False where it was found not to read them right, or to be slower.
-
-        It is found out when a table is made, and once more for each other length of row that its views are read by,
-        of small views and of those that are large enough to be timed.
+        """True if the GPU reads rows itself; False where it was found not to read them right, or to be slower. Found
+        out when a table is made, and once more for each other length of its views' rows, small or large enough to time.
         """
         sort = _tried_as(self.cpu_view)
         if sort not in self._in_place:
@@ -134,10 +123,7 @@ class UnifiedTensor(Tensor):
 
     def rows(self, index: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """Rows of the tensor for the GPU: on the device of the index, or the result device if that is the host.
-
-        Args:
-            index: int32 or int64, any shape.
-            shape: of the result, if another than that of the index and a row.
+        ``index`` is int32 or int64, of any shape; ``shape`` is the result's, if not that of the index and a row.
         """
         where = index.device if index.is_cuda else self.result_device
         flat = index.to(where).reshape(-1)
@@ -278,7 +264,6 @@ def _returns_tensors(schema: Any) -> bool:
 
 
 def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an operator writes to."""
     found: list[Tensor] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -61,16 +61,15 @@ def spmm_op(
             features in which the winner at its left operand's row is this edge. For gradients of max and min.
         ptr, neighbour, edge: [rows + 1], [edges], [edges]: where a row's edges begin, whom each reads from, and its id;
             without ``edge`` ids are positions.
-        order, counts: a :class:`loadmaster.executor.graph.kernels.spmm_schedule.Schedule`; made here where it is
-            missing and needed.
+        order, counts: a :class:`~loadmaster.executor.graph.kernels.spmm_schedule.Schedule`; made if missing and needed.
         reverse_*: the same of the reversed matrix; needed for gradients of operands at u.
         source, destination: [edges], neighbour and row of each edge id; needed for gradients of operands at e.
-        work: what :func:`loadmaster.executor.graph.kernels.spmm_messages.encode` makes of messages, of a reduction,
-            sum, mean, max, min or logsumexp, and of the features' two dimensions.
+        work: what :func:`loadmaster.executor.graph.kernels.spmm_messages.encode` makes of messages, of a reduction
+            (sum, mean, max, min or logsumexp), and of the features' two dimensions.
 
     Returns:
-        The result [rows, outer * inner], and for max and min the edge that has it, the lowest id of equal ones, -1 in
-        a row without edges; empty otherwise. Such a row's result is 0. A NaN is larger, and smaller, than all numbers.
+        The result [rows, outer * inner], and for max and min the edge that has it, the lowest id of equal ones, -1 in a
+            row without edges, whose result is 0; else empty. A NaN is larger, and smaller, than all numbers.
     """
     if not has_kernels(left.device):
         return spmm_plain(left, right, winner, ptr, neighbour, edge, decode(work))
@@ -136,10 +135,7 @@ def _edge_shape(source: Tensor, work: Work) -> tuple[int, int]:
 
 
 class Matrix(NamedTuple):
-    """The edges by rows, by rows of the reversed graph, and by id; what is None is not needed by what is called.
-
-    See :func:`spmm_op` for each. ``source`` and ``destination`` are the neighbour and the row of each edge.
-    """
+    """The edges by rows, by rows of the reversed graph, and by id, as :func:`spmm_op` takes them; None: not needed."""
 
     ptr: Tensor | None
     neighbour: Tensor | None

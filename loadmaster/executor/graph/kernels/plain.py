@@ -29,11 +29,8 @@ CHUNK_NUMBERS = 2**22  # of messages held at a time
 def edge_messages(
     work: Work, left: Tensor, right: Tensor | None, winner: Tensor | None, where: Mapping[Target, Tensor]
 ) -> Tensor:
-    """Messages of some edges: [edges, outer * inner], in the dtype in which they are added up.
-
-    Args:
-        winner: as for :func:`loadmaster.executor.graph.kernels.operators.spmm_op`.
-        where: at each place, its row for each edge.
+    """Messages of some edges: [edges, outer * inner], in the dtype in which they are added up. ``winner`` is as for
+    :func:`loadmaster.executor.graph.kernels.operators.spmm_op`; ``where`` gives, at each place, its row for each edge.
     """
     message, _, outer, inner = work
     exact = sum_dtype(result_dtype(left, right))

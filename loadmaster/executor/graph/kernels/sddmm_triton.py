@@ -22,7 +22,6 @@ WIDEST_BLOCK = 128  # features of a tile
 
 @triton.jit
 def _row(source, destination, edge, valid, TARGET: tl.constexpr):
-    """Rows of a table for these edges."""
     if TARGET == 0:
         return tl.load(source + edge, mask=valid, other=0)
     elif TARGET == 1:
@@ -107,10 +106,8 @@ def sddmm_triton(
     result: Tensor,
     work: Work,
 ) -> None:
-    """Fills ``result`` as :func:`loadmaster.executor.graph.kernels.operators.sddmm_op` says.
-
-    Args:
-        visit: the edges in the order to take them in; None: as they are numbered.
+    """Fill ``result`` as :func:`loadmaster.executor.graph.kernels.operators.sddmm_op` says, with edges taken in the
+    order ``visit``; None: as they are numbered.
     """
     message, reduce, outer, inner = work
     count = source.numel()

@@ -34,9 +34,8 @@ def edge_softmax_op(
     destination: Tensor,
     counts: Sequence[int],
 ) -> Tensor:
-    """Softmax over each row's edges, exp(score) over the row's sum of exp(score): [edges, numbers] as ``scores``.
-
-    The other arguments are those of :func:`loadmaster.executor.graph.kernels.operators.spmm_op`.
+    """Softmax over each row's edges, exp(score) over the row's sum of exp(score): [edges, numbers] as ``scores``. The
+    other arguments are those of :func:`loadmaster.executor.graph.kernels.operators.spmm_op`.
     """
     matrix = _matrix((ptr, neighbour, edge, order), source, destination, counts)
     numbers = scores.shape[1]

@@ -24,11 +24,8 @@ RARE = 16
 
 
 class Schedule(NamedTuple):
-    """Sorts of the rows of one matrix, and the order in which kernels take them.
-
-    Attributes:
-        order: packed as the module says, of the ids' dtype; empty where rows are taken as they come.
-        tiny, small, large, split, chunks: how many rows of each sort, and chunks of split rows.
+    """Sorts of the rows of one matrix, how many of each, and the order in which kernels take them. ``order`` is packed
+    as the module says, of the ids' dtype; empty where rows are taken as they come.
     """
 
     order: Tensor

@@ -20,12 +20,7 @@ ReduceOperator = Literal["sum", "mean", "max", "min", "prod"]
 
 @dataclass(frozen=True)
 class BuiltinMessage:
-    """A message of one or two fields.
-
-    Attributes:
-        operator: what joins them; ``copy`` of the left one alone.
-        left, right: (where, name of the field).
-    """
+    """A message of one field (``copy``, ``left``) or of two that ``operator`` joins, each (where, name of the field)."""
 
     operator: MessageOperator
     left: tuple[Target, str]
@@ -35,10 +30,10 @@ class BuiltinMessage:
 
 @dataclass(frozen=True)
 class BuiltinReduce:
-    """The reduction of the messages ``message`` of each node to its field ``out``.
+    """The reduction of the messages ``message`` of each node to its field ``out``; zero for a node without messages.
 
-    A node without messages gets zero. ``max`` and ``min`` send their gradient to the edge with the lowest id among
-    those that have the value; ``prod`` takes the messages in chunks and is not fused.
+    ``max`` and ``min`` send their gradient to the edge with the lowest id among those that have the value; ``prod``
+    takes the messages in chunks and is not fused.
     """
 
     operator: ReduceOperator

@@ -22,7 +22,7 @@ from loadmaster.executor.graph.structure.schema import RelationKey, Schema, expe
 class PassesMessages(ABC):
     """Message passing as methods of a graph. ``relation`` is needed where there are several.
 
-    Message and reduce functions are built-in ones (:mod:`loadmaster.executor.graph.messages.functions`) or the user's
+    Functions are built-in ones (:mod:`loadmaster.executor.graph.messages.functions`) or the user's
     (:mod:`loadmaster.executor.graph.messages.user_functions`). Every call raises :class:`loadmaster.errors.InputError`
     where a field is missing, ids name nothing, or a function returns what does not fit.
     """

@@ -48,13 +48,8 @@ def edge_values(ends: RelationEnds, message: Message) -> dict[str, Tensor]:
 
 
 def reduced(ends: RelationEnds, message: Message, reduce: Reduce, apply: Apply | None = None) -> dict[str, Tensor]:
-    """Results of a pass at every destination, by name.
-
-    Args:
-        apply: makes the result of the reductions, in ``nodes.data`` with the nodes' other data.
-
-    Raises:
-        InputError: a field is missing or does not fit the rows, or a function returns what does not fit them.
+    """Results of a pass at every destination, by name; ``apply`` sees the reductions in ``nodes.data``. InputError: a
+    field is missing or does not fit the rows, or a function returns what does not fit them.
     """
     if isinstance(reduce, BuiltinReduce):
         result = {reduce.out: _reduced_by_builtin(ends, message, reduce)}
@@ -134,11 +129,7 @@ def renumbered_destinations(ends: RelationEnds) -> tuple[RelationEnds, Tensor]:
 
 
 def across(values: Mapping[str, list[Tensor]], how: CrossReduce) -> dict[str, Tensor]:
-    """Reduce the values that several relations gave the same nodes to one.
-
-    Raises:
-        InputError: the reduction is unknown, or shapes differ.
-    """
+    """Reduce the values that several relations gave the same nodes. InputError: unknown reduction, or shapes differ."""
     if not callable(how) and how not in (*_ACROSS, "stack"):
         raise InputError("cross_reducer", how, "is unknown", f"Use one of: {', '.join(sorted([*_ACROSS, 'stack']))}.")
     result = {}

@@ -4,9 +4,8 @@
 >>> sddmm(adjacency, "dot", ("u", h), ("v", h))          # for every edge h[source] . h[destination]
 
 ``adjacency`` is ``graph.adjacency`` or ``graph.relation_adjacency(relation)``. Operands are (where, rows), where is u
-(the source), v (the destination) or e (the edge). Differentiable in both.
-
-Kernels take features in two dimensions, along which an operand is whole or repeated.
+(the source), v (the destination) or e (the edge). Differentiable in both. Kernels take features in two dimensions,
+along which an operand is whole or repeated.
 """
 
 from __future__ import annotations
@@ -39,11 +38,8 @@ LAYOUTS: dict[tuple[int, int], Layout] = {(1, 1): "full", (1, 0): "outer", (0, 1
 
 
 class Joined(NamedTuple):
-    """Shapes and layouts by which two operands' rows are joined.
-
-    Attributes:
-        shape: of a row of the result, by broadcasting; for ``dot`` with 1 in place of the last dimension.
-        expanded: the shape that an operand's rows are to be written out to first; None: as they are.
+    """Shapes and layouts by which two operands' rows are joined. ``shape`` is that of a result's row, by broadcasting,
+    with a last 1 for ``dot``; ``expanded``, what an operand's rows are to be written out to first; None: as they are.
     """
 
     shape: Shape
@@ -56,11 +52,8 @@ class Joined(NamedTuple):
 def join_shapes(left: Shape, right: Shape, dot: bool, expand_first: int) -> Joined:
     """Choose how rows of these shapes are joined, as DGL joins them: broadcast from the last dimension on.
 
-    Args:
-        expand_first: the operand, 0 or 1, to write out where two dimensions do not say how both are repeated.
-
-    Raises:
-        InputError: they do not broadcast; for ``dot``, there is no last dimension, or not the same one.
+    ``expand_first`` is the operand, 0 or 1, to write out where two dimensions do not say how both are repeated.
+    InputError: they do not broadcast; for ``dot``, there is no last dimension, or not the same one.
     """
     if dot and (not left or not right or left[-1] != right[-1]):
         raise InputError("message", (left, right), "have no last dimension in common", "Give rows of equal length.")
@@ -121,13 +114,8 @@ def spmm(
 ) -> Tensor:
     """Reduce the messages of every destination's edges: [destinations, ...]; zero where there are none.
 
-    Args:
-        operator: ``copy`` of the left operand, or what joins both.
-        left, right: [rows of their place, ...]; shapes of rows broadcast.
-
-    Raises:
-        InputError: rows that do not match the graph, numbers of another kind than floating-point, or shapes that do
-            not broadcast.
+    Operands are [rows of their place, ...], their rows broadcast; ``copy`` takes the left alone. InputError: rows do
+    not match the graph, numbers are not floating-point, or shapes do not broadcast.
     """
     _expect(adjacency, left, right)
     if operator == "dot":
@@ -142,11 +130,7 @@ def spmm(
 
 
 def sddmm(adjacency: Adjacency, operator: MessageOperator, left: Operand, right: Operand | None = None) -> Tensor:
-    """Message of every edge: [edges, ...].
-
-    Raises:
-        InputError: as :func:`spmm`.
-    """
+    """Message of every edge: [edges, ...]; InputError as :func:`spmm`."""
     if operator == "copy" and not left[1].is_floating_point():
         _expect_rows(adjacency, left)
         ends = {"u": adjacency.source, "v": adjacency.destination}
@@ -242,12 +226,8 @@ def edge_softmax(
 ) -> Tensor:
     """Softmax over all edges with the same destination, or source: exp(score) over their sum; number by number.
 
-    Args:
-        scores: [edges, ...], floating-point.
-        relation: whose edges; None: all edges of a graph with one type of node.
-
-    Raises:
-        InputError: scores have no row for each edge, or are not floating-point.
+    ``scores`` are [edges, ...], floating-point, of a relation's edges; None: all edges of a graph with one type of
+    node. InputError: scores have no row for each edge, or are not floating-point.
     """
     if norm_by not in ("dst", "src"):
         raise InputError("norm_by", norm_by, "is no end of an edge", 'Use "dst" or "src".')

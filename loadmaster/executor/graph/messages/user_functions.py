@@ -1,8 +1,8 @@
 """Functions of the user's, in batches: of all edges, and of nodes with equally many messages.
 
 A message function takes an :class:`EdgeBatch` and returns {name: tensor with a row for each edge}. A reduce function
-takes a :class:`NodeBatch` and returns {name: tensor with a row for each node}; it is called once for each number of
-messages that nodes have. One that is :func:`maskable` is called for ranges of that number, with rows that are padded.
+takes a :class:`NodeBatch` and returns {name: tensor with a row for each node}, once for each number of messages that
+nodes have; a :func:`maskable` one for ranges of that number, with padded rows.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ class Gathered(Mapping[str, Tensor]):
 
 
 class EdgeBatch:
-    """All edges of a pass.
-
-    Attributes:
-        src, dst, data: columns of sources, destinations and edges, a row for each edge.
-    """
+    """All edges of a pass; ``src``, ``dst``, ``data``: columns of sources, destinations, edges, a row for each edge."""
 
     def __init__(self, ends: RelationEnds) -> None:
         self._adjacency = ends.adjacency
@@ -68,9 +64,8 @@ class EdgeBatch:
 class NodeBatch:
     """Nodes of a pass that have equally many messages.
 
-    Attributes:
-        mailbox: the messages: [nodes, messages, ...] of each name, by the ids of their edges.
-        mask: [nodes, messages], false where a row is padded; None unless the function is maskable.
+    ``mailbox`` holds the messages, [nodes, messages, ...] of each name, by the ids of their edges; ``mask`` [nodes,
+    messages] is false where a row is padded; None unless the function is maskable.
     """
 
     _ids: Tensor
@@ -93,11 +88,7 @@ def maskable(function: F) -> F:
 
 
 class Bucket(NamedTuple):
-    """Nodes that are reduced together.
-
-    Attributes:
-        width: messages of each, padded ones included.
-    """
+    """Nodes that are reduced together; ``width``: messages of each, padded ones included."""
 
     nodes: Tensor
     width: int
@@ -124,13 +115,8 @@ def buckets(degree: Tensor, padded: bool) -> list[Bucket]:
 def reduce_by_user(
     function: Callable[[NodeBatch], Columns], adjacency: Adjacency, messages: Columns, data: Frame
 ) -> dict[str, Tensor]:
-    """Reduce every node's messages by a function of the user's; zero for nodes without.
-
-    Args:
-        messages: of each name, a row for each edge.
-
-    Raises:
-        InputError: no node has messages, or a result has no row for each node.
+    """Reduce every node's messages (of each name, a row for each edge) by a function of the user's; zero for nodes
+    without. InputError: no node has messages, or a result has no row for each node.
     """
     csc = adjacency.csc()
     edge = csc.edge_ids()

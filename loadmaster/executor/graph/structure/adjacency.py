@@ -18,12 +18,8 @@ MapTensor = Callable[[Tensor], Tensor]
 
 
 class Compressed(NamedTuple):
-    """Edges by the nodes at one of their ends.
-
-    Attributes:
-        ptr: [nodes + 1]; the edges of node i are at positions ptr[i] to ptr[i + 1].
-        neighbour: [edges], the node at the other end.
-        edge: [edges], the edge's id; None where ids are positions.
+    """Edges by the nodes at one of their ends; those of node i are at positions ptr[i] to ptr[i + 1]. ``neighbour``
+    [edges] is the node at the other end; ``edge`` [edges], the edge's id; None where ids are positions.
     """
 
     ptr: Tensor
@@ -66,10 +62,8 @@ def positions_of(rows: Compressed, nodes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Adjacency:
-    """Edges from ``source_count`` to ``destination_count`` nodes; an edge's id is its place in the two tensors.
-
-    Attributes:
-        source, destination: [edges], int32 or int64, on one device.
+    """Edges from ``source_count`` to ``destination_count`` nodes; an edge's id is its place in the two tensors. These
+    are [edges], int32 or int64, on one device.
     """
 
     def __init__(self, source: Tensor, destination: Tensor, source_count: int, destination_count: int) -> None:
@@ -144,11 +138,7 @@ class Adjacency:
 
 
 class Pairs(NamedTuple):
-    """The distinct (node, relation) pairs at one end of the edges, by relation, then by node.
-
-    Attributes:
-        node, relation: [pairs]; the node's row among all nodes.
-    """
+    """The distinct (node, relation) pairs at one end of the edges, by relation, then node's row among all: [pairs]."""
 
     node: Tensor
     relation: Tensor

@@ -21,10 +21,7 @@ from loadmaster.executor.graph.structure.schema import RelationKey, Schema
 
 class GraphBatch(Graph):
     """Graphs side by side: within each type and each relation, the first graph's nodes and edges come first.
-
-    Attributes:
-        node_sizes: nodes of each graph, for each type of node.
-        edge_sizes: edges of each graph, for each relation.
+    ``node_sizes`` are the nodes of each graph by type of node; ``edge_sizes`` the edges of each by relation.
     """
 
     node_sizes: tuple[tuple[int, ...], ...]
@@ -42,10 +39,8 @@ class GraphBatch(Graph):
 
 
 def batch(graphs: Sequence[Graph]) -> GraphBatch:
-    """Join many graphs to one. Data that all of them have come along.
-
-    Raises:
-        InputError: there are none, one is a block, or their types, relations or devices differ.
+    """Join many graphs to one. Data that all of them have come along. InputError: there are none, one is a block, or
+    their types, relations or devices differ.
     """
     if not graphs:
         raise InputError("graphs", 0, "are none", "Give at least one graph.")
@@ -128,10 +123,7 @@ def unbatch(graph: GraphBatch) -> list[Graph]:
 def readout_nodes(
     graph: GraphBatch, field: str, reduce: ReduceOperator, weight: str | None = None, node_type: str | None = None
 ) -> Tensor:
-    """Reduce a field of every graph's nodes, each times its ``weight`` if that is given: [graphs, ...].
-
-    A graph without nodes gets zero.
-    """
+    """Reduce a field of every graph's nodes, each times its ``weight`` if given: [graphs, ...]; zero without nodes."""
     index = graph.schema.node_type(node_type)
     return _readout(graph.nodes[node_type].data, graph.node_sizes[index], field, reduce, weight)
 

@@ -15,9 +15,8 @@ from loadmaster.executor.graph.structure.graph import Graph
 class Block(Graph):
     """Edges from source nodes to destination nodes, which are the first source nodes of each type.
 
-    Edges are sorted by relation, then by destination: so compiled layers need not sort them.
-
-    ``srcdata`` and ``dstdata`` are data of their own; a layer reads the former and writes the latter.
+    Edges are sorted by relation, then by destination: so compiled layers need not sort them. ``srcdata`` and
+    ``dstdata`` are data of their own; a layer reads the former and writes the latter.
 
     Attributes:
         source_ids, destination_ids: of each type of node, the ids in the graph that was sampled.

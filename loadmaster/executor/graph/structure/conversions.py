@@ -35,10 +35,7 @@ def _package(module: str) -> Any:
 
 def from_pyg(data: Any) -> Graph:
     """Convert a ``torch_geometric.data.Data`` or ``HeteroData``: its nodes, its edges, and all data of both.
-
-    Raises:
-        InputError: the data are neither, or have no edges.
-        MissingExtraError: PyTorch Geometric is not installed.
+    InputError: the data are neither, or have no edges. MissingExtraError: PyTorch Geometric is not installed.
     """
     pyg = _package("torch_geometric.data")
     if isinstance(data, pyg.HeteroData):
@@ -78,9 +75,7 @@ def _columns(store: Any, belongs: Any) -> dict[str, Tensor]:
 
 def to_pyg(graph: Graph) -> Any:
     """Convert to a ``torch_geometric.data.Data``, or ``HeteroData`` if there are several types; ids become int64.
-
-    Raises:
-        MissingExtraError: PyTorch Geometric is not installed.
+    MissingExtraError: PyTorch Geometric is not installed.
     """
     pyg = _package("torch_geometric.data")
     if graph.schema.one_type and graph.relation_count == 1:
@@ -103,12 +98,8 @@ def to_pyg(graph: Graph) -> Any:
 def from_networkx(graph: Any, node_fields: tuple[str, ...] = (), edge_fields: tuple[str, ...] = ()) -> Graph:
     """Convert a networkx graph, nodes in its order. Edges of an undirected graph go both ways.
 
-    Args:
-        node_fields, edge_fields: attributes, of all nodes or edges, to keep as data.
-
-    Raises:
-        InputError: an attribute is missing, or holds no numbers.
-        MissingExtraError: networkx is not installed.
+    ``node_fields`` and ``edge_fields`` are attributes, of all nodes or edges, to keep as data. InputError: one is
+    missing, or holds no numbers. MissingExtraError: networkx is not installed.
     """
     _package("networkx")
     directed = graph if graph.is_directed() else graph.to_directed()
@@ -133,11 +124,8 @@ def _field(name: str, attributes: list[dict[str, Any]]) -> Tensor:
 
 
 def to_networkx(graph: Graph, node_fields: tuple[str, ...] = (), edge_fields: tuple[str, ...] = ()) -> Any:
-    """Convert to a ``networkx.MultiDiGraph`` with ids as nodes, and these data as attributes.
-
-    Raises:
-        InputError: the graph has several types.
-        MissingExtraError: networkx is not installed.
+    """Convert to a ``networkx.MultiDiGraph`` with ids as nodes, and these data as attributes. InputError: the graph has
+    several types. MissingExtraError: networkx is not installed.
     """
     networkx = _package("networkx")
     made = networkx.MultiDiGraph()
@@ -154,12 +142,8 @@ def to_networkx(graph: Graph, node_fields: tuple[str, ...] = (), edge_fields: tu
 def from_scipy(matrix: Any, weight: str | None = None) -> Graph:
     """Convert a square sparse matrix: an entry in row i, column j is an edge from i to j; so are stored zeros.
 
-    Args:
-        weight: the edges' field for the entries; None: they are dropped.
-
-    Raises:
-        InputError: the matrix is not square.
-        MissingExtraError: scipy is not installed.
+    ``weight`` names the edges' field for the entries; None: they are dropped. InputError: the matrix is not square.
+    MissingExtraError: scipy is not installed.
     """
     _package("scipy.sparse")
     if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
@@ -176,13 +160,8 @@ def to_scipy(
 ) -> Any:
     """Convert to a sparse matrix with a row for every source and a column for every destination.
 
-    Args:
-        weight: the edges' field of one number each that the entries hold; None: ones.
-        layout: in "csr" entries of equal place are one, their sum.
-
-    Raises:
-        InputError: the field has more than one number for an edge.
-        MissingExtraError: scipy is not installed.
+    ``weight`` is the edges' field of one number each that the entries hold (else InputError); None: ones. In layout
+    "csr" entries of equal place are one, their sum. MissingExtraError: scipy is not installed.
     """
     sparse = _package("scipy.sparse")
     adjacency = graph.relation_adjacency(relation)
@@ -199,11 +178,7 @@ def to_scipy(
 
 
 def save_graphs(path: str | Path, graphs: Graph | Sequence[Graph]) -> None:
-    """Write graphs, with data, to one file. Of batches the whole graph is kept.
-
-    Raises:
-        InputError: one is a block.
-    """
+    """Write graphs, with data, to one file. Of batches the whole graph is kept. InputError: one is a block."""
     given = [graphs] if isinstance(graphs, Graph) else list(graphs)
     for i, graph in enumerate(given):
         expect_no_block(f"graphs[{i}]", graph)
@@ -211,11 +186,7 @@ def save_graphs(path: str | Path, graphs: Graph | Sequence[Graph]) -> None:
 
 
 def load_graphs(path: str | Path) -> list[Graph]:
-    """Read the graphs of a file into memory of the host.
-
-    Raises:
-        InputError: :func:`save_graphs` did not write the file, or its edges do not fit.
-    """
+    """Read a file's graphs into host memory. InputError: not a file of :func:`save_graphs`, or edges do not fit."""
     remedy = "Give a file that save_graphs wrote."
     try:
         document = torch.load(path, map_location="cpu", weights_only=True)

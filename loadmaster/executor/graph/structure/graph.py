@@ -78,13 +78,8 @@ class Graph(PassesMessages):
     ) -> Graph:
         """Make a graph from the edges of each relation, with ids counted within each type of node.
 
-        Args:
-            edges: for each (source type, name, destination type), both ends of its edges; there may be none.
-            node_counts: of each type; None: as many as the edges name.
-            id_dtype, device: as in the constructor.
-
-        Raises:
-            InputError: as the constructor, naming the relation.
+        ``edges`` gives for each (source type, name, destination type) both ends of its edges, perhaps none. The rest,
+        and errors, are as in the constructor; ``node_counts`` None: as many as the edges name.
         """
         return cls.of_parts(from_relations(edges, node_counts, id_dtype, device))
 
@@ -267,7 +262,6 @@ class Graph(PassesMessages):
 
     def create_formats_(self) -> Self:
         """Make all formats of each relation, which are else made when first needed; return the graph.
-
         ``torch.compile(..., fullgraph=True)`` needs that, as making it waits for the device.
         """
         for index in range(self.relation_count):

@@ -29,12 +29,7 @@ NodeIds = Tensor | Mapping[str, Tensor]
 
 
 class Sample(NamedTuple):
-    """Sampled blocks, and the nodes whose features they read.
-
-    Attributes:
-        blocks: one for each layer, the first layer's first.
-        input_ids: ids of the first block's sources; by type of node where there are several.
-    """
+    """Sampled blocks, the first layer's first, and ids of the first one's sources, by type of node where several."""
 
     blocks: list[Block]
     input_ids: NodeIds
@@ -59,8 +54,7 @@ class NeighbourSampler:
             generator: of the graph's device; the same state gives the same blocks.
 
         Raises:
-            InputError: a fan-out is not a number of neighbours, the generator is of another device, or the graph is a
-                block.
+            InputError: a fan-out is no number of neighbours, the generator is of another device, the graph is a block.
         """
         expect_no_block("graph", graph)
         self.graph = graph
@@ -89,11 +83,7 @@ class NeighbourSampler:
         return found
 
     def __call__(self, seeds: NodeIds) -> Sample:
-        """Sample blocks for these nodes: distinct ids, by type where there are several.
-
-        Raises:
-            InputError: a seed does not name a node, or comes twice.
-        """
+        """Sample blocks for distinct ids, by type where several; InputError: one names no node, or comes twice."""
         rows, counts = self._seed_rows(seeds)
         blocks: list[Block] = []
         for fanout in reversed(self._fanouts):
@@ -241,11 +231,8 @@ def drawn_without_replacement(
 
 
 class Walks(NamedTuple):
-    """Nodes and edges of random walks. A walk that is over has -1 from there on.
-
-    Attributes:
-        nodes: [walks, steps + 1], ids within the types of node.
-        edges: [walks, steps], ids: within the relations of a metapath, else of the graph.
+    """Nodes and edges of random walks. A walk that is over has -1 from there on. ``nodes``, [walks, steps + 1], are ids
+    within the types of node; ``edges``, [walks, steps], within the relations of a metapath, else of the graph.
     """
 
     nodes: Tensor
@@ -271,8 +258,8 @@ def random_walk(
         generator: of the graph's device; the same state gives the same walks.
 
     Raises:
-        InputError: a seed does not name a node; not one of length and metapath is given; a relation of the metapath
-            does not begin where the one before ends; the probability is not from 0 to 1.
+        InputError: a seed names no node; not one of length and metapath is given; a relation of the metapath does not
+            begin where the one before ends; the probability is not from 0 to 1.
     """
     expect_no_block("graph", graph)
     if not 0 <= restart_prob <= 1:

@@ -35,10 +35,8 @@ def id_tensor(field: str, value: Any, device: torch.device | str | None = None) 
 
 
 def choose_dtype(wanted: torch.dtype | None, largest: int) -> torch.dtype:
-    """Dtype of ids up to ``largest``: int32 where they fit, or what is wanted.
-
-    Raises:
-        InputError: int32 is wanted and too small, or what is wanted is neither int32 nor int64.
+    """Dtype of ids up to ``largest``: int32 where they fit, or what is wanted. InputError: int32 is wanted and too
+    small, or what is wanted is neither int32 nor int64.
     """
     if wanted is None:
         return torch.int32 if largest <= INT32_IDS else torch.int64
@@ -66,8 +64,7 @@ class Schema:
 
     Attributes:
         source_counts: nodes of each type that edges may begin at.
-        destination_counts: nodes of each type that edges may end at; the same ones, but in blocks, where they are the
-            first of each type.
+        destination_counts: those that edges may end at; the same, but in blocks the first of each type.
         relations: (source type, name, destination type) of each.
         source_offsets, destination_offsets: [types + 1], where each type's rows begin, and the sum.
     """
@@ -109,11 +106,7 @@ class Schema:
         return len(self.node_types) == 1
 
     def node_type(self, name: str | None) -> int:
-        """The index of a type of node; None is the only one.
-
-        Raises:
-            InputError: there is no such type, or None says too little.
-        """
+        """The index of a type of node; None is the only one. InputError: there is none, or None says too little."""
         if name is None and self.one_type:
             return 0
         if name not in self.node_types:
@@ -121,10 +114,8 @@ class Schema:
         return self.node_types.index(name)
 
     def relation(self, key: RelationKey | None) -> int:
-        """The index of a relation by triple, by name if one alone has it, or by number; None is the only one.
-
-        Raises:
-            InputError: there is none, or several.
+        """The index of a relation by triple, by number, or by name if one alone has it; None is the only one.
+        InputError: there is none, or several.
         """
         if key is None and len(self.relations) == 1:
             return 0

@@ -19,11 +19,8 @@ PARENT_ID = "_ID"  # of nodes within their type, of edges within their relation
 def node_subgraph(graph: Graph, nodes: Any | Mapping[str, Any]) -> Graph:
     """Subgraph of these nodes, in the order given, and all edges between them.
 
-    Args:
-        nodes: ids, or booleans for all; by type where there are several: of types that are not named, none.
-
-    Raises:
-        InputError: an id does not name a node, or the graph is a block.
+    ``nodes`` are ids, or booleans for all; by type where there are several, none of types that are not named.
+    InputError: an id names no node, or the graph is a block.
     """
     expect_no_block("graph", graph)
     schema = graph.schema
@@ -45,11 +42,8 @@ def node_subgraph(graph: Graph, nodes: Any | Mapping[str, Any]) -> Graph:
 def edge_subgraph(graph: Graph, edges: Any | Mapping[RelationKey, Any], keep_nodes: bool = False) -> Graph:
     """Subgraph of these edges, each relation's in the order given, and the nodes at their ends.
 
-    Args:
-        edges: ids, or booleans for all; by relation where there are several: of those not named, none.
-
-    Raises:
-        InputError: an id does not name an edge, or the graph is a block.
+    ``edges`` are ids, or booleans for all; by relation where there are several, none of those not named. InputError: an
+    id names no edge, or the graph is a block.
     """
     expect_no_block("graph", graph)
     schema = graph.schema
@@ -75,9 +69,7 @@ def edge_subgraph(graph: Graph, edges: Any | Mapping[RelationKey, Any], keep_nod
 
 def relation_subgraph(graph: Graph, relations: Sequence[RelationKey]) -> Graph:
     """Subgraph of these relations: their edges in the graph's order, and all nodes of the types at their ends.
-
-    Raises:
-        InputError: a key names no relation, or the graph is a block.
+    InputError: a key names no relation, or the graph is a block.
     """
     expect_no_block("graph", graph)
     schema = graph.schema

@@ -43,9 +43,6 @@ def knob_document(tried: KnobTrial) -> dict[str, Any]:
 def run(arguments: argparse.Namespace, parent: Parent) -> None:
     """Fit, tell, and write what was asked for.
 
-    Args:
-        arguments: those of ``loadmaster fit`` that say what to run and how.
-
     Raises:
         InputError: the factory, the device or the model cannot be used.
         BudgetError: no plan keeps the budget.

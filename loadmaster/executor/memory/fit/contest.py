@@ -29,7 +29,6 @@ class Offer:
     Attributes:
         at_least_us: it takes no less, as far as is known.
         expected_us: what it may take; 0: nothing is known of it.
-        run: measures it.
         is_ready: whether all of it is compiled that is compiled ahead.
     """
 
@@ -40,11 +39,7 @@ class Offer:
 
 
 class Side(Protocol):
-    """One way to keep the budget.
-
-    Attributes:
-        final_us: the time of the best step, if it was timed again.
-    """
+    """One way to keep the budget; ``final_us`` is the time of its best step, if that was timed again."""
 
     final_us: float | None
 
@@ -73,9 +68,7 @@ class Side(Protocol):
 
 def contest(sides: Sequence[Side]) -> Side | None:
     """Try what sides offer while it can win; returns the side with the fastest step, None where none keeps the budget.
-
-    Of equally fast sides the first wins. Another step that was not tried may be faster by two hundredths at most.
-    """
+    Of equally fast sides the first wins. Another step that was not tried may be faster by two hundredths at most."""
     while (offer := next_try(sides)) is not None:
         offer.run()
     return best_of(sides)
@@ -107,11 +100,9 @@ def best_of(sides: Sequence[Side]) -> Side | None:
 
 
 def time_in_turns(runs: TrialRuns, sides: Sequence[Side]) -> None:
-    """Time the fastest step of each of two sides once more, where both keep the budget and are about as fast.
-
-    Trials are minutes apart. A processor that others use, too, is half again as fast in one as in the next, and a step
-    of short kernels with it. In turns, both steps have the same of it.
-    """
+    """Time the fastest steps of two sides once more, in turns, where both keep the budget and are about as fast. Trials
+    are minutes apart, and a processor that others use, too, is half again as fast in one as in the next, a step of
+    short kernels with it. In turns, both steps have the same of it."""
     steps = [side.best_step for side in sides if side.best_step is not None]
     times = [side.best_us for side in sides if side.best_us is not None]
     if len(steps) < 2 or max(times) > CLOSE * min(times):

@@ -1,14 +1,14 @@
 """Problems as planners get them: corrected by what trials taught of times, and of what else is held in memory.
 
 Before anything is measured, room is left for PyTorch's caching allocator. It rounds requests up to 512 bytes, which
-sizes of captured tensors include. Requests above 1 MiB come from a pool whose blocks it splits only where more than 1
-MiB would be left over, so that a block can be up to 1 MiB larger than asked, and ``max_memory_allocated`` counts the
-whole block. Smaller requests, and all requests under ``expandable_segments``, come from blocks that are split to the
-size. Source: ``should_split`` in PyTorch's c10/cuda/CUDACachingAllocator.cpp.
+sizes of captured tensors include. For requests above 1 MiB it splits blocks only where more than 1 MiB would be left
+over, so that a block can be up to 1 MiB larger than asked; ``max_memory_allocated`` counts the whole block. Smaller
+requests, and all requests under ``expandable_segments``, get blocks split to their size. Source: ``should_split`` in
+PyTorch's c10/cuda/CUDACachingAllocator.cpp.
 
 Which block a request finds depends on all requests before it. Left-overs between 0 and 1 MiB are equally likely, so
-half a mebibyte is set aside for every large result that can be on the device at once. It is a first guess that spares
-a trial; what a trial then measures takes its place.
+half a mebibyte is set aside for every large result that can be on the device at once: a first guess that spares a
+trial, in whose place comes what a trial measures.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ _IDLE_DEVICE_SHARE = 0.15
 
 
 class StepProblems:
-    """The problems of one captured step.
-
-    Attributes:
-        learned: of the latest trials: the factors, and the bytes held on top of the captured ones, reserves left out.
-    """
+    """The problems of one captured step. ``learned`` is of the latest trials: the factors, and the bytes held on top of
+    the captured ones, reserves left out."""
 
     def __init__(self, captured: CapturedStep, learned: Correction) -> None:
         self.captured = captured
@@ -82,14 +79,10 @@ def _busy_us(replayed: MemoryCheck) -> float:
 def fallback(correction: Correction, plan: MemoryPlan, made: Sequence[Trial], reserve_bytes: int) -> Correction | None:
     """The next correction to plan under, with less resident; None if there is nothing left to try.
 
-    Before any trial, what was set aside for the allocator is an estimate: go without it. After a trial, what one plan
-    measured too much need not be what another one does: the tightest plan there may be is tried, if it is tighter than
-    the last one. Once: a proof that speaks of a byte more could be followed for ever.
-
-    Args:
-        correction, plan: the last ones: the plan is infeasible.
-        made: the trials so far.
-        reserve_bytes: what the user wants left free.
+    ``correction`` and the infeasible ``plan`` are the last ones. Before any trial, what was set aside for the allocator
+    is an estimate: go without it, but for the user's ``reserve_bytes``. After a trial, what one plan measured too much
+    need not be what another one does: the tightest plan there may be is tried, if it is tighter than the last one.
+    Once: a proof that speaks of a byte more could be followed for ever.
     """
     if made:
         last = made[-1]
@@ -115,12 +108,7 @@ def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[f
 
 
 def launches_bind(step_us: float, kernels_us: float) -> str | None:
-    """Warning about a step that takes much longer than its kernels; None for any other.
-
-    Args:
-        step_us: without waits for copies.
-        kernels_us: of all kernels together.
-    """
+    """Warning about a step, waits for copies left out, that takes much longer than its kernels; None for any other."""
     idle_us = step_us - kernels_us
     if idle_us <= _IDLE_DEVICE_SHARE * step_us:
         return None
@@ -131,11 +119,9 @@ def launches_bind(step_us: float, kernels_us: float) -> str | None:
 
 
 def may_gain(problem: MemoryProblem, verdict: MemoryCheck, before: Correction, after: Correction) -> bool:
-    """Return whether corrected times may make another plan faster by what is worth a compilation.
-
-    Every plan computes the step once, whatever that takes; they differ in what they spend in addition, and are
-    ranked differently as far as one sort of kernels was off by more than the other. Copies overlap with all of it.
-    """
+    """Return whether corrected times may make another plan faster by what is worth a compilation. Every plan computes
+    the step once; they differ in what they spend in addition, and are ranked differently as far as one sort of kernels
+    was off by more than the other. Copies overlap with all of it."""
     products, moves = after.products / before.products, after.moves / before.moves
     if problem.may_offload:
         return (products, moves) != (1.0, 1.0)

@@ -40,7 +40,6 @@ class Kept:
         knobs: by budget as the user writes it, its bytes and the knob that won: faster than every plan, or the only one
             to keep it.
         correction: what the latest trials of plans taught; None where none ran.
-        seconds: what each part of the latest fit took.
     """
 
     probes: tuple[Probe, ...] = ()

@@ -57,21 +57,20 @@ def fit(
             plan, larger ones without any, with a warning.
         budget_bytes: what the measured peak must not exceed: bytes, a size (``"6GiB"``), or a share (``"50%"``) of the
             peak that the captured step has with nothing planned.
-        planner: plans a problem under the budget it comes with, for example
-            ``loadmaster.plan``. It is called in a thread of its own while torch.compile's own partition is compiled,
-            where there are cores to spare. A plan that training waits for is made within 20 s, if the planner takes
-            ``time_limit_s``; where more time may gain, it is asked again while the step trains.
-        backend: ``inductor`` compiles steps; with eight cores or more, processes of their own compile part of them
-            ahead, and end with the fit.
+        planner: plans a problem under the budget it comes with, for example ``loadmaster.plan``. It is called in a
+            thread of its own while torch.compile's own partition is compiled, where there are cores to spare. A plan
+            that training waits for is made within 20 s, if the planner takes ``time_limit_s``; where more time may
+            gain, it is asked again while the step trains.
+        backend: ``inductor`` compiles steps; with eight cores or more, part of them ahead in processes of their own.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share, where that may gain.
         tries: plans that are run at most.
-        knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most, next to
-            the plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
+        knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most; each is a
+            compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
         repeats: timed steps of each.
         mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`. Plans and knobs are tried without CUDA graphs,
-            and a step's time is that of its kernels; graphs of the fastest are made at the end, measured, and taken
+            and a step's time is that of its kernels; graphs of the fastest are made and measured at the end, and taken
             where they keep the budget, too.
         tune_while_training: return as soon as a step keeps the budget, and try the others while it trains: with eight
             cores or more, helpers compile them ahead, and ``fitted.step`` becomes the faster one between two of its
@@ -81,14 +80,13 @@ def fit(
         verify: hold the step that is handed out against one step of plain PyTorch: loss, every gradient, every buffer.
             One that differs by more than its precision explains is not handed out: another one that keeps the budget
             is, or plain PyTorch's own, whatever it takes. ``report`` names the value and the time of the comparison.
-            The model stays as it is. While it lasts, the device may hold more than the budget.
-        progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
-            has a line of its own.
+            While it lasts, the device may hold more than the budget.
+        progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook.
 
     Returns:
         The fastest step that kept the budget, with the record of all tries: under a plan, or torch.compile's own
-        partition under its knob, which ``report`` says. A step time that is still off after the last try is not an
-        error: the record shows it.
+            partition under its knob, which ``report`` says. A step time that is still off after the last try is no
+            error: the record shows it.
 
     Raises:
         BudgetError: nothing was found that keeps the budget; names the bytes measured and what to ask for.

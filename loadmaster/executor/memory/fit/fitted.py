@@ -1,9 +1,9 @@
 """Outcome of a fit: all tries are over before it returns, or the last ones go on while the step trains.
 
-The first step that keeps the budget is there after one compilation, as torch.compile's own would be. Each other try is
-one compilation more, which may make steps a few hundredths faster. So where helpers compile ahead, training begins with
-the first one. Of each further try, nothing is left then but to trace, to load and to time it; and it waits until that
-is a small part of the time that the step has trained, so that a short run hardly pays for them.
+The first step that keeps the budget is there after one compilation, as torch.compile's own would be; each other try is
+one more, which may make steps a few hundredths faster. So where helpers compile ahead, training begins with the first
+one. A further try is then traced, loaded and timed only, and waits until that is a small part of the time that the step
+has trained, so that a short run hardly pays for it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,8 @@ class Fitted:
             partition under its knob, where that was faster, or nothing else kept the budget. As long as tries go on, a
             :class:`TunedStep`.
         plan, problem: what it runs, and the corrected problem that this is a plan for; None where it runs no plan.
-        tries: every plan that was run, in order.
-        chosen: which of them ``step`` is, if it is one.
-        knob_tries: every value of torch.compile's knob that was run, in order.
-        chosen_knob: which of them ``step`` is, if it is one.
+        tries, knob_tries: every plan, and every value of torch.compile's knob, that was run, in order.
+        chosen, chosen_knob: which of them ``step`` is, if it is one.
         report: in words, which of both the step is, and what both measured.
         seconds: what each part took.
         measurement: what the plan measured when it ran, with the allocated bytes over one step; None where no plan
@@ -147,13 +145,6 @@ class TunedStep(nn.Module):
     Others are still tried: where one is planned and compiled, the next call runs it a few times before it does its own
     step, and the faster of both from then on. The model is left as it was, see
     :mod:`loadmaster.executor.memory.fit.trial_runs`.
-
-    Attributes:
-        now: what it runs: the fastest step that was found so far.
-
-    Args:
-        now: the first that kept the budget.
-        tries: what is left to try.
     """
 
     def __init__(self, now: AnyStep | PlainStep, tries: LateTries) -> None:
@@ -199,20 +190,14 @@ def running(step: AnyStep | PlainStep | TunedStep) -> AnyStep | PlainStep:
 
 
 class Conclude(Protocol):
-    """Callable that gives the result of the tries."""
+    """Callable that gives the result of all tries, or of those so far."""
 
-    def __call__(self, *, is_final: bool) -> Fitted:
-        """The result of all tries, or of those so far."""
-        ...
+    def __call__(self, *, is_final: bool) -> Fitted: ...
 
 
 class Tuning:
-    """Tries of all sides under one budget.
-
-    Args:
-        work: what runs in the background; closed where nothing is to be tried any more.
-        conclude: what the tries so far come to; told whether they are all.
-    """
+    """Tries of all sides under one budget. ``work`` runs in the background, and is closed where nothing is to be tried
+    any more; ``conclude`` says what the tries so far come to."""
 
     def __init__(
         self,
@@ -259,11 +244,7 @@ class Tuning:
 
 
 class LateTries:
-    """Tries that are left while a step trains.
-
-    Args:
-        fitted: what everybody holds: it becomes what the tries come to.
-    """
+    """Tries that are left while a step trains; ``fitted``, which everybody holds, becomes what they come to."""
 
     def __init__(self, tuning: Tuning, fitted: Fitted) -> None:
         self.tuning, self.fitted = tuning, fitted
@@ -277,9 +258,7 @@ class LateTries:
 
     def go_on(self) -> AnyStep | PlainStep | None:
         """Run one try between two steps, if one is ready; returns the step to run, None to stay with the one that runs.
-
-        Whatever a try raises ends the tries, and not the training.
-        """
+        An error in a try ends the tries, and not the training."""
         tuning, phases = self.tuning, self.tuning.runs.phases
         if tuning.ended is not None:
             return self._stay()
@@ -304,11 +283,8 @@ class LateTries:
             return self._stay()
 
     def finish(self) -> AnyStep | PlainStep:
-        """Try all that is left; returns the step to run.
-
-        Raises:
-            InputError: trials would run another step than the one that is fitted.
-        """
+        """Try all that is left, and return the step to run; an InputError if trials would run another step than the
+        fitted one."""
         if self.tuning.ended is not None:
             return self._stay()
         if (other := self._differs()) is not None:

@@ -66,10 +66,8 @@ _SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again w
 class Fitter:
     """A step that is fitted to one budget after another. What trials say of it is kept between them.
 
-    Args:
-        options: as for :func:`~loadmaster.executor.memory.capture.capture`.
-        on_try, on_knob: called with each trial of a plan and of torch.compile's knob, once it is measured.
-        The others as for :func:`fit`.
+    ``on_try`` and ``on_knob`` are called with each measured trial of a plan and of torch.compile's knob; ``options``
+    are as for :func:`~loadmaster.executor.memory.capture.capture`, the other arguments as for :func:`fit`.
     """
 
     def __init__(
@@ -124,10 +122,8 @@ class Fitter:
         phases.before.update(self._kept.seconds)
 
     def capture(self) -> StepProblems:
-        """Capture the step unless that is done, and measure its operators where capturing does not.
-
-        Returns:
-            its problems, with what trials taught of them: the latest here, else what the last run left on disk.
+        """Capture the step unless that is done, and measure its operators where capturing does not; returns its
+        problems, with what trials taught of them: the latest here, else what the last run left on disk.
 
         Raises:
             InputError: as for :func:`~loadmaster.executor.memory.capture.capture`.
@@ -161,12 +157,9 @@ class Fitter:
     ) -> Fitted:
         """The fastest step that keeps the budget, of plans and of torch.compile's own partition.
 
-        A trial for which the device has too little memory is one that did not keep the budget. What is still tried
-        while the step of another budget trains is given up.
-
-        Args:
-            planner, budget_bytes, tries, knob_tries, tune_while_training: as for
-                :func:`~loadmaster.executor.memory.fit.fit.fit`.
+        The arguments are those of :func:`~loadmaster.executor.memory.fit.fit.fit`. A trial for which the device has too
+        little memory is one that did not keep the budget. What is still tried while the step of another budget trains
+        is given up.
 
         Raises:
             BudgetError: nothing was found that keeps the budget.
@@ -309,7 +302,6 @@ class Fitter:
         disk_record.write(self._path, self._kept)
 
     def _fitted(self, planned: PlannedSide | None, knob: KnobSide, said: str, *, is_final: bool = True) -> Fitted:
-        """The faster of the two sides' steps."""
         if best_of([knob] if planned is None else [planned, knob]) is knob:
             assert knob.step is not None, "it kept the budget"
             step, more = self.runs.in_mode(knob.step, knob.budget_bytes)
@@ -335,7 +327,6 @@ class Fitter:
         return self._with_record(Fitted(step, plain=plain), planned, knob, said)
 
     def _with_record(self, fitted: Fitted, planned: PlannedSide | None, knob: KnobSide, *said: str) -> Fitted:
-        """The outcome with all tries, the report and the seconds."""
         phases = self.runs.phases
         fitted.tries = () if planned is None else planned.state.trials
         fitted.knob_tries = tuple(knob.tries)
@@ -344,10 +335,8 @@ class Fitter:
         return fitted
 
     def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
-        """Measurement of the plan, with the curve of one more step; None where the profiler broke: the log has why.
-
-        The step is measured and there: nothing that happens here takes it away.
-        """
+        """Measurement of the plan, with the curve of one more step; None where the profiler broke: the log has why, and
+        the measured step is not taken away by it."""
         try:
             with self.runs.phases.during(PLANS):
                 timeline = self.profiled(best.step)

@@ -46,12 +46,8 @@ RECOMPUTED_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Probe:
-    """A knob that was tried, in this process or before.
-
-    Attributes:
-        used_bytes: what counts against a budget.
-        ran_out: the device ran out of memory: the bytes are what it takes at least, the time is unknown.
-    """
+    """A knob that was tried, in this process or before. Its ``used_bytes`` count against a budget; where the device
+    ``ran_out`` of memory, they are what it takes at least, and the time is unknown."""
 
     knob: float
     used_bytes: int
@@ -65,11 +61,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class KnobTrial(StepTrial):
-    """torch.compile's own partition under one knob, and what running it measured.
-
-    Attributes:
-        knob: the ``activation_memory_budget``.
-    """
+    """torch.compile's own partition under one knob, its ``activation_memory_budget``, and what running it measured."""
 
     knob: float
 
@@ -113,14 +105,9 @@ class KnobOffer(Offer):
 
 
 class KnobSide:
-    """Tries of torch.compile's knob under one budget, as a side of the contest.
-
-    Args:
-        known: what other budgets and runs measured: it steers the search; what would win is measured again.
-        share: where the search begins, see :func:`next_knob`.
-        most: compilations at most.
-        on_try: called with each trial.
-    """
+    """Tries of torch.compile's knob under one budget, ``most`` at most, as a side of the contest. ``known`` is what
+    other budgets and runs measured: it steers the search; what would win is measured again. ``share`` is where the
+    search begins, see :func:`next_knob`."""
 
     def __init__(
         self,
@@ -186,8 +173,7 @@ class KnobSide:
 
     def offer(self) -> KnobOffer | None:
         """Return the knob to try next: one that has kept the budget before, or the next of the search. While it is
-        compiled ahead, another side's step is compiled here.
-        """
+        compiled ahead, another side's step is compiled here."""
         if self.failed is not None or self.differs is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None
         before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
@@ -242,11 +228,10 @@ def next_knob(
 ) -> float | None:
     """Return the knob to try next; None where no other knob is likely to do better.
 
-    Args:
-        share: where the budget is, as far as the captured step tells: at 0 nothing is kept for the backward pass, at
-            1 all. Its peak is that of plain PyTorch; a compiled step takes less.
-        only_hope: nothing but the knob can keep the budget, so that unlikely ones are tried too. Of a step in several
-            graphs it may move nothing at a half and more than half of the peak at a fifth (BART-large).
+    ``share`` is where the budget is, as far as the captured step tells: at 0 nothing is kept for the backward pass, at
+    1 all. Its peak is that of plain PyTorch; a compiled step takes less. With ``only_hope`` nothing but the knob can
+    keep the budget, so that unlikely ones are tried too: of a step in several graphs it may move nothing at a half and
+    more than half of the peak at a fifth (BART-large).
     """
     kept = max((p for p in probes if p.keeps(budget_bytes)), key=lambda p: p.knob, default=None)
     if kept is None:
@@ -285,9 +270,8 @@ def _same_peak(one: Probe, other: Probe) -> bool:
 
 
 def at_least_us(probes: Sequence[Probe], knob: float) -> float:
-    """Lower bound of a step's time at the knob: as long as one at a higher knob took, or as one at a lower knob took
-    if that computed the whole forward pass again.
-    """
+    """Lower bound of a step's time at the knob: as long as one at a higher knob took, or as one at a lower knob took if
+    that computed the whole forward pass again."""
     timed = [p for p in probes if not p.ran_out]
     return (1.0 - NOISE) * max(
         max((p.step_us for p in timed if p.knob >= knob), default=0.0),
@@ -297,8 +281,7 @@ def at_least_us(probes: Sequence[Probe], knob: float) -> float:
 
 def expected_us(probes: Sequence[Probe], knob: float) -> float:
     """Expected time of a step at the knob: more than at the next higher one by what is computed again, or less than at
-    the next lower one by what is not. 0 where nothing is known.
-    """
+    the next lower one by what is not. 0 where nothing is known."""
     timed = sorted((p for p in probes if not p.ran_out), key=lambda p: p.knob)
     above = next((p for p in timed if p.knob >= knob), None)
     if above is not None:

@@ -25,13 +25,8 @@ def timing(what: str) -> str:
 
 
 class Phases:
-    """Adds up the seconds of phases.
-
-    Attributes:
-        seconds: by phase, so far.
-        beside_s: of planning, what went on during another phase.
-        before: by phase, what it took the last time, each time.
-    """
+    """Sums of the seconds of phases: ``seconds`` of each so far, ``beside_s`` of planning that went on during another
+    phase, and ``before``, what each took the last time, each time."""
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self.seconds: dict[str, float] = {}

@@ -64,15 +64,11 @@ FAR = 2.0  # of a budget: so much more is needed than where torch.compile may st
 
 
 class PlannedSide:
-    """Plans under one budget, as a side of the contest.
+    """Plans under one budget, of which ``most`` are run at most, as a side of the contest.
 
-    Args:
-        planner: as for :func:`~loadmaster.executor.memory.fit.fit.fit`.
-        most: plans that are run at most.
-        soon: training begins with the first plan: it is made in :data:`SOON_S`, if the planner takes a limit, and made
-            again within the planner's own limit where that may gain.
-        alone: nothing else keeps the budget: what a plan's step raises is raised.
-        on_try: called with each trial.
+    With ``soon`` training begins with the first plan: it is made in :data:`SOON_S`, if the planner takes a limit, and
+    again within the planner's own limit where that may gain. With ``alone`` nothing else keeps the budget: what a
+    plan's step raises is raised.
     """
 
     def __init__(
@@ -207,10 +203,7 @@ class PlannedSide:
     def _proposed(self, state: State) -> tuple[State, Proposal | None]:
         """A plan for the problem as corrected so far, with less resident where none exists; None: keep what there is.
 
-        Raises:
-            BudgetError: no plan was found that keeps the budget.
-            CheckFailedError, InputError: as :meth:`offer`.
-            LimitReachedError: the planner's limit came before any plan that keeps the budget was found.
+        Raises as :meth:`offer`, and a BudgetError or LimitReachedError where no plan was found that keeps the budget.
         """
         while True:
             problem, work = self._asked or (self._problem(state), None)
@@ -291,11 +284,8 @@ class PlannedSide:
         return replace(state, correction=correction.plus(margin_bytes), margin_bytes=margin_bytes)
 
     def _first(self, budget_bytes: int) -> Correction:
-        """The correction before this budget's first trial.
-
-        Another budget's plan took so much more than planned; this one's may take less, so that no more of it is set
-        aside than may stay unused.
-        """
+        """The correction before this budget's first trial. Another budget's plan took so much more than planned; this
+        one's may take less, so that no more of it is set aside than may stay unused."""
         learned = self.problems.learned
         guessed = min(max(learned.resident_bytes, 0), int(IDLE_SHARE * budget_bytes))
         if has_left_overs(self.runs.device):
@@ -317,11 +307,8 @@ class PlannedSide:
 
     @property
     def _most_off(self) -> float:
-        """Share by which a plan may take less than expected.
-
-        Where one kept the budget, times are as it measured, and another is there to be faster than it: one that is
-        not expected to be is no better.
-        """
+        """Share by which a plan may take less than expected. It is 0 once one kept the budget: times are as that one
+        measured, and another one is no better if it is not expected to be faster."""
         if self.state.trials:
             return 0.0 if self.state.kept else self.runs.time_tolerance
         options = self.runs.options
@@ -329,11 +316,9 @@ class PlannedSide:
         return PESSIMISM if was_profiled else 1.0  # other times bound nothing
 
     def _factors(self, candidate: Candidate, verdict: MemoryCheck) -> tuple[float, float]:
-        """Factors that make the captured costs of the plan those that were measured.
-
-        Waiting for copies and cutting the graph are not an operator's time. The time between kernels is spread over
-        both sorts, so that a step that is planned again with these factors is planned to take what it took.
-        """
+        """Factors that make the captured costs of the plan those that were measured. Waits for copies and cuts of the
+        graph are not an operator's time. The time between kernels is spread over both sorts, so that a step that is
+        planned again with these factors is planned to take what it took."""
         assert candidate.plan.schedule is not None
         planned = self.problems.shares_us(candidate.plan.schedule)
         busy_us = max(candidate.measured.step_us - verdict.stall_us - verdict.cut_us, 0.0)

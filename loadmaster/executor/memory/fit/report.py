@@ -23,13 +23,8 @@ _NAME = "torch.compile's own partition"
 
 
 def report(planned: PlannedSide | None, knob: KnobSide | None, why_no_plan: Exception | None = None) -> str:
-    """Say which side has the fastest step that kept the budget, and what both measured.
-
-    Args:
-        planned: None where no plan was asked for.
-        knob: None where it was not tried.
-        why_no_plan: what kept the step from having a plan.
-    """
+    """Say which side has the fastest step that kept the budget, and what both measured. A side is None where it was not
+    asked for; ``why_no_plan`` is what kept the step from having one."""
     plan_us, knob_us = (None if side is None else side.best_us for side in (planned, knob))
     plans, own = _plans(planned, why_no_plan), _own(knob)
     taken = own if knob_us is not None and (plan_us is None or knob_us < plan_us) else plans

@@ -1,9 +1,9 @@
 """Random operators that draw the same wherever they run: what they give depends on operator, shape and arguments alone.
 
 Plain PyTorch, a traced step before and after Inductor's decompositions, and our own operators with seeds draw the same
-dropout mask in different ways. Uniform numbers come from the generator of :mod:`~loadmaster.executor.memory
-.implementations.dropout` under one seed, so that all of them agree: an element is kept where its number is above p.
-What has no form of its own here runs under that seed of the device's own generator.
+dropout mask in different ways. Here uniform numbers come from the generator of
+:mod:`~loadmaster.executor.memory.implementations.dropout` under one seed, and an element is kept where its number is
+above p. What has no form of its own here runs under that seed of the device's own generator.
 
 The masks that compiled code draws are known to nobody else. So of a step that draws, what is held against plain
 PyTorch's are the very graphs that are compiled (:class:`ByOperator`): traced, rewritten and cut as ever. An operator
@@ -62,13 +62,9 @@ def uniform(size: Sequence[int], seed: int, device: torch.device) -> Tensor:
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode in which random operators draw the same wherever they run, under the same seed.
-
-    Attributes:
-        drawn: names of the operators that drew.
-        seeded: of those that ran under a seed of the device's generator: another operator's draws are others.
-        coarsest: the least precise type of what was computed.
-    """
+    """Dispatch mode in which random operators draw the same wherever they run, under the same seed. ``drawn`` names the
+    operators that drew, ``seeded`` those of them that ran under a seed of the device's generator: another operator's
+    draws are others. ``coarsest`` is the least precise type of what was computed."""
 
     supports_higher_order_operators = True
 
@@ -134,12 +130,9 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class ByOperator:
-    """A step that computes what another one does, operator by operator instead of compiled.
-
-    Attributes:
-        call: ``call(*args, **kwargs)``, the loss. Settings that its first call needs hold for its backward pass, too.
-        seeded: operators that drew under a seed of the device's generator, so far.
-    """
+    """A step that computes what another one does, operator by operator instead of compiled. ``call(*args, **kwargs)``
+    is the loss; settings that its first call needs hold for its backward pass, too. ``seeded`` names the operators that
+    drew under a seed of the device's generator so far."""
 
     def __init__(self, step: AnyStep) -> None:
         self.seeded: set[str] = set()
@@ -154,7 +147,6 @@ class ByOperator:
             self.call = PlannedStep(plans, model, loss, "refuse", enforce=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss of one batch."""
         with functorch_config.patch(enable_autograd_cache=False):  # it would have compiled halves
             return self.call(*args, **kwargs)
 

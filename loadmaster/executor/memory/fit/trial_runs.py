@@ -51,12 +51,8 @@ class TrialRuns:
     Attributes:
         fragmentation_reserve_bytes: as for :func:`~loadmaster.executor.memory.fit.fit.fit`; None: reserved bytes count.
         time_tolerance: share that a planned time may be off.
-        repeats: timed steps of a trial.
         mode: what the user asked for. Trials run without CUDA graphs; where these are to come, a step's time is that of
             its kernels, which a graph leaves of it.
-        phases: what its time is spent on.
-        background: what goes on while trials are compiled.
-        ahead: what is compiled before it is asked for.
         verifier: holds steps against plain PyTorch's; None: nothing does.
     """
 
@@ -99,10 +95,7 @@ class TrialRuns:
 
     def run(self, step: AnyStep, budget_bytes: int, side: str, name: str) -> Measurement:
         """Compile a step, and measure it once nothing else runs. One that takes more than the device has ran out.
-
-        Args:
-            side, name: whose phases this counts as, and what to call the step meanwhile.
-        """
+        ``side`` is whose phases this counts as, ``name`` what to call the step meanwhile."""
         measured = None
         last_time = self.phases.last_time(compiling(side))
         with (
@@ -194,10 +187,8 @@ class TrialRuns:
 
     def in_mode(self, step: AnyStep, budget_bytes: int) -> tuple[AnyStep, str]:
         """The step in the user's mode, or as it is where the mode does not keep the budget; and its trial in words.
-
-        CUDA graphs are made of the winner alone. What one holds is allocated when it is recorded, and stays as long as
-        its step: one trial's memory would count as the next one's.
-        """
+        CUDA graphs are made of the winner alone: what one holds is allocated when it is recorded, and stays as long as
+        its step, so that one trial's memory would count as the next one's."""
         mode = self.mode
         if mode == "default":
             return step, ""
@@ -250,18 +241,12 @@ def run_trial(
     warm_up: int = WARM_UP,
     warmed_up: Callable[[], None] = lambda: None,
 ) -> Measurement:
-    """Measure a step, inside :func:`unchanged`.
+    """Measure a step, model and loss, inside :func:`unchanged`; ``call`` takes the batch and returns the loss.
 
     Peaks count what training will hold: gradients set aside are left out, and optimizer state that the first step of
     the optimizer makes is added. On CUDA the allocator gives back what warming up has left in its cache, so that the
-    reserved bytes are those of the steps themselves.
-
-    Args:
-        call: what takes the batch and returns the loss.
-        step: model and loss.
-        repeats: timed steps.
-        warm_up: steps before them.
-        warmed_up: called when it is compiled, before anything is measured.
+    reserved bytes are those of the steps themselves. ``warmed_up`` is called after ``warm_up`` steps, before anything
+    is measured.
     """
     device = device_of(step, batch)
     state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
@@ -289,10 +274,8 @@ def run_trial(
 
 
 def ran_out(device: torch.device, budget_bytes: int) -> Measurement:
-    """Stand-in for the measurement of a step that needs more than the budget and than this process can have.
-
-    Call it when the exception is gone: its frames hold what the step had.
-    """
+    """Stand-in for the measurement of a step that needs more than the budget and than this process can have. Call it
+    when the exception is gone: its frames hold what the step had."""
     gc.collect()
     present_bytes = available_bytes = 0
     if device.type == "cuda":

@@ -29,12 +29,9 @@ AnyStep = PlannedStep | KnobStep
 
 @dataclass(frozen=True)
 class Correction:
-    """Correction of a captured problem by what trials have taught.
-
-    Attributes:
-        resident_bytes: held in addition to what was captured, through the whole step; negative where less is held.
-        products, moves: factors of the times of library kernels, and of all others.
-    """
+    """Correction of a captured problem by what trials have taught. ``resident_bytes`` are held in addition to what was
+    captured, through the whole step (negative: less is held); ``products`` and ``moves`` are factors of the times of
+    library kernels, and of all others."""
 
     resident_bytes: int = 0
     products: float = 1.0
@@ -63,13 +60,8 @@ class PlainStep(nn.Module):
 
 @dataclass(frozen=True)
 class StepTrial:
-    """One step and what running it measured.
-
-    Attributes:
-        budget_bytes: the user's.
-        used_bytes: what counts against the budget: the measured peak with the fragmentation reserve, or what the
-            allocator reserved.
-    """
+    """One step and what running it measured. Its ``used_bytes`` count against the user's budget: the measured peak with
+    the fragmentation reserve, or what the allocator reserved."""
 
     budget_bytes: int
     used_bytes: int
@@ -94,12 +86,8 @@ class PlainTrial(StepTrial):
 
 @dataclass(frozen=True)
 class Trial(StepTrial):
-    """One plan and what running it measured.
-
-    Attributes:
-        correction: of the problem that was planned.
-        planned_peak_bytes, planned_us: as the checker replays the plan.
-    """
+    """One plan and what running it measured. ``correction`` is that of the problem that was planned; planned peak and
+    time are as the checker replays the plan."""
 
     correction: Correction
     planned_peak_bytes: int
@@ -158,14 +146,9 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """State of fitting a step to one budget.
-
-    Attributes:
-        budget_bytes: what the step must keep.
-        correction: of the next problem, ``margin_bytes`` among its resident bytes: they go first where no plan fits.
-        trials, candidates: what was run so far, in order.
-        refused: the last plan that was infeasible, and what was resident in addition to the captured bytes then.
-    """
+    """State of fitting a step to one budget. ``correction`` is that of the next problem, with ``margin_bytes`` among
+    its resident bytes: they go first where no plan fits. ``refused`` is the last plan that was infeasible, and what was
+    resident in addition to the captured bytes then."""
 
     budget_bytes: int
     correction: Correction
@@ -192,11 +175,8 @@ def describe(tried: Trial) -> str:
 
 
 def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Trial]) -> BudgetError:
-    """Error that says that no plan exists for the problem as corrected.
-
-    Args:
-        extra_bytes: resident in it in addition to what was captured: reserves, and what trials measured too much.
-    """
+    """Error that says that no plan exists for the problem as corrected, with ``extra_bytes`` resident in addition to
+    what was captured: reserves, and what trials measured too much."""
     found = plan.infeasibility
     needed = plan.budget_bytes + 1 if found is None else found.minimum_budget_bytes
     why = "" if found is None else f" at {found.where}"

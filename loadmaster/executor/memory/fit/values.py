@@ -23,13 +23,9 @@ GRADIENT = "the gradient of "
 
 @dataclass(frozen=True)
 class Difference:
-    """One value of a step that is not plain PyTorch's.
-
-    Attributes:
-        share: how far it is off, of plain PyTorch's value.
-        found, plain: both, in words.
-        each: how far an element is off, the root of the mean square; infinite where there is none to compare.
-    """
+    """One value of a step that is not plain PyTorch's: ``found`` and ``plain`` in words, off by a ``share`` of plain
+    PyTorch's value. ``each`` is how far an element is off, the root of the mean square; infinite where there is none to
+    compare."""
 
     what: str
     share: float
@@ -44,12 +40,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of comparing a step with plain PyTorch's.
-
-    Attributes:
-        said: what came of it, in one sentence.
-        differs: the value that is furthest off; None where none is, and where nothing could be compared.
-    """
+    """Result of comparing a step with plain PyTorch's, ``said`` in one sentence. ``differs`` is the value that is
+    furthest off; None where none is, and where nothing could be compared."""
 
     said: str
     differs: Difference | None = None
@@ -62,13 +54,8 @@ Values = Mapping[str, Tensor | None]
 def values_of(
     call: Callable[..., Tensor], step: Step, batch: Batch, before: Callable[[], None] = lambda: None
 ) -> Values:
-    """Run a step once, and leave no trace of it.
-
-    Args:
-        call: what takes the batch and returns the loss.
-        step: model and loss.
-        before: called when all is set aside, before the step: it may change parameters.
-    """
+    """Run a step, model and loss, once, and leave no trace of it. ``call`` takes the batch and returns the loss;
+    ``before`` is called when all is set aside, and may change parameters."""
     with unchanged(step, batch), _same_random(), torch.enable_grad():
         before()
         loss = call(*batch.args, **batch.kwargs)
@@ -163,7 +150,6 @@ def _said(tensor: Tensor | None, what: str) -> str:
 
 @contextmanager
 def _same_random() -> Iterator[None]:
-    """Restore the state of Python's own random generator after the context."""
     state: Any = random.getstate()
     try:
         yield

@@ -61,12 +61,8 @@ LEAST_ROWS = 1
 
 @dataclass(frozen=True)
 class Reference:
-    """Values of one step of plain PyTorch, and how it was run.
-
-    Attributes:
-        batch: as it was run, all of it or the first rows.
-        said: how it was run, in words; empty where nothing is to be said.
-    """
+    """Values of one step of plain PyTorch on ``batch``, all of it or the first rows; ``said`` is how it was run, in
+    words, empty where nothing is to be said."""
 
     batch: Batch
     values: Values

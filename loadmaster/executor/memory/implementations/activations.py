@@ -109,11 +109,9 @@ class LeakyReluFromOutput(NothingEncoded):
 
 
 class EluFromOutput(NothingEncoded):
-    """ELU backward from the output, in PyTorch's own form for results.
-
-    Below zero the derivative is ``output + alpha * scale`` (times the input's scale), which is as exact as the output
-    is compared with alpha * scale: within that times the dtype's precision of what the input gives.
-    """
+    """ELU backward from the output, in PyTorch's own form for results. Below zero the derivative is
+    ``output + alpha * scale`` (times the input's scale), which is as exact as the output is compared with alpha *
+    scale: within that times the dtype's precision of what the input gives."""
 
     name = "elu_output"
 
@@ -137,10 +135,8 @@ class EluFromOutput(NothingEncoded):
 
 
 class SoftplusFromOutput(NothingEncoded):
-    """Softplus backward from the output: the derivative is ``1 - exp(-beta * output)``.
-
-    As exact as the output is: it has full relative precision where it is small, and enters little where it is large.
-    """
+    """Softplus backward from the output: the derivative is ``1 - exp(-beta * output)``. It is as exact as the output,
+    which has full relative precision where it is small, and enters little where it is large."""
 
     name = "softplus_output"
 
@@ -182,10 +178,8 @@ def _made_by(argument: object, op: object, plain: tuple[object, ...], defaults: 
 
 
 def clamp_from_output(graph: fx.Graph) -> None:
-    """Let every hardtanh backward whose limits are exact in its dtype read the output, to the same bits: a pass.
-
-    A limit that the dtype rounds inwards would leave clamped outputs inside the interval: such ones stay.
-    """
+    """Let every hardtanh backward whose limits are exact in its dtype read the output, to the same bits: a pass. A
+    limit that the dtype rounds inwards would leave clamped outputs inside the interval: such ones stay."""
     for backward in graph.find_nodes(op="call_function", target=HARDTANH_BACKWARD):
         read, limits = backward.args[1], _limits(backward)
         output = _made_by(read, aten.hardtanh.default, limits, (-1.0, 1.0))

@@ -1,10 +1,10 @@
 """Attention with dropout that can be computed again: the seed of its kernels is drawn first and kept.
 
 PyTorch's fused attention kernels draw their dropout from the device's generator and tell the backward pass where they
-stood in it, but nobody else can have the same mask: such a forward could never be recomputed. Here the generator is
-set to a seed of the layer's own while the kernel runs, and put back afterwards. The seed comes from the CPU's
-generator (``torch.manual_seed`` decides it), so that nothing waits for the device. The kernels are PyTorch's own, and
-so is their backward.
+stood in it, but nobody else can have the same mask: such a forward could never be recomputed. Here the generator is set
+to a seed of the layer's own while the kernel runs, and put back afterwards. The seed comes from the CPU's generator
+(``torch.manual_seed`` decides it), so that nothing waits for the device. The kernels, forward and backward, are
+PyTorch's own.
 
 All fused kernels hold equally little memory, so that the choice between them is one of time alone, made where PyTorch
 makes it: ``torch.nn.attention.sdpa_kernel`` around capture and around the training step decides it for both.
@@ -30,13 +30,8 @@ from loadmaster.executor.torch_private.operators import OpOverload, overload_of
 
 @dataclass(frozen=True)
 class Kernel:
-    """A fused kernel's operators, and the places of their arguments and results.
-
-    Attributes:
-        results: of output, logsumexp, Philox seed and offset among the forward's results.
-        dropout, causal: among the forward's arguments.
-        bias: whether the fourth argument of the forward is a bias.
-    """
+    """A fused kernel's operators, and the places of output, logsumexp, Philox seed and offset among the forward's
+    results, and of ``dropout`` and ``causal`` among its arguments; with ``bias`` the fourth argument is one."""
 
     forward: OpOverload
     results: tuple[int, int, int, int]

@@ -41,11 +41,9 @@ ALIGNED_BYTES = 16
 
 
 def default_chunks(rows: int, width: int) -> int:
-    """Number of chunks of rows whose 16-bit logits take twice as much as the float32 gradient of the weight.
-
-    Half as many rows cost the matrix products more time than the memory is worth: they read and write that gradient
-    once a chunk (measured on an H200 with GPT-2-medium's head).
-    """
+    """Number of chunks of rows whose 16-bit logits take twice as much as the float32 gradient of the weight. Half as
+    many rows cost the matrix products more time than the memory is worth: they read and write that gradient once a
+    chunk (measured on an H200 with GPT-2-medium's head)."""
     return max(1, -(-rows // max(MIN_ROWS, 4 * width)))
 
 
@@ -62,13 +60,8 @@ def padded_classes(classes: int, element_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class RowLoss:
-    """Loss of each row of logits: what is the same for all rows.
-
-    Attributes:
-        class_weights: [classes] or None.
-        ignore_index: target of rows that have no cross-entropy.
-        cap: 0 for none.
-    """
+    """Loss of each row of logits: what is the same for all rows. ``class_weights`` are [classes] or None; rows whose
+    target is ``ignore_index`` have no cross-entropy; ``cap`` is 0 for none."""
 
     class_weights: Tensor | None
     ignore_index: int
@@ -90,8 +83,7 @@ def cross_entropy_rows(
     """Write the rows' losses to ``losses`` and, if asked for, their gradients over the logits.
 
     Args:
-        logits: [rows, classes], each row contiguous.
-        targets: int64 [rows].
+        logits, targets: [rows, classes], each row contiguous; int64 [rows].
         row_weights, z_weights: [rows] or None, in the dtype of ``losses``.
         losses: [rows], float32 or float64: what everything is computed in.
     """
@@ -165,15 +157,12 @@ def linear_cross_entropy(
     """Cross-entropy of ``hidden @ weight + bias``, mapped, and its gradients but for one factor.
 
     Args:
-        hidden: [rows, width].
-        weight: [width, classes].
-        bias: [classes] or None.
+        hidden, weight, bias: [rows, width]; [width, classes]; [classes] or None.
         targets: int64 [rows], class of each row, or ``ignore_index``.
         class_weights: [classes] or None, what a row of each class counts.
         row_weights: [rows] or None, what the loss of each row is multiplied with; rows count as much as without.
         z_weights: [rows] or None, of the squared logsumexp of each row's logits, added to the loss (also of rows that
             hold ``ignore_index``). These and ``row_weights`` in float32 or float64.
-        chunks: how many chunks the rows are cut into.
         mean: divide by what the rows count together; the sum otherwise.
         smoothing: share of each target that is spread evenly over all classes, 0 to 1.
         scale, cap: each logit is multiplied by ``scale``, and, with a ``cap`` above 0, is ``cap * tanh(logit / cap)``
@@ -182,8 +171,8 @@ def linear_cross_entropy(
         differentiate: "all", only "hidden", or "nothing".
 
     Returns:
-        The loss []; the factor [] that the gradients of the loss lack (one over what the rows count, 1 for the sum),
-        in float32 or float64; the gradients of hidden [rows, width] in its dtype, of the transposed weight [classes,
+        The loss []; the factor [] that the gradients of the loss lack (one over what the rows count, 1 for the sum), in
+        float32 or float64; the gradients of hidden [rows, width] in its dtype, of the transposed weight [classes,
         width] and of the bias [classes] in float32 or float64. [0] for what there is not or was not asked for.
 
     Raises:
@@ -242,7 +231,6 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[
 def _gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, differentiate: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the gradients of hidden, weight and bias."""
     precise = exact(hidden.dtype)
     width, classes = weight.shape
     return (
@@ -328,14 +316,8 @@ register_limits(overload_of(linear_cross_entropy), lambda a: {"targets": below(i
 
 @torch.library.custom_op("loadmaster::scaled", mutates_args=())
 def scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x * scale``, rounded once.
-
-    Args:
-        scale: [] in the precision to compute in.
-
-    Returns:
-        A new contiguous tensor of the shape of ``x``, in ``dtype``.
-    """
+    """``x * scale``, rounded once: a new contiguous tensor of the shape of ``x``, in ``dtype``. ``scale`` is [] in the
+    precision to compute in."""
     result = x.new_empty(x.shape, dtype=dtype)
     if has_kernels(x.device):
         kernels().scaled(x.contiguous(), scale, result)

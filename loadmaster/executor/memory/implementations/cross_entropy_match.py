@@ -50,14 +50,9 @@ TRANSPOSE = aten.t.default
 
 @dataclass(frozen=True)
 class _Behind:
-    """Log-probabilities of a linear layer, as a loss reads them through views.
-
-    Attributes:
-        path: nodes from the layer's product to what the log-probabilities are of.
-        steps: from the layer's rows to those of the targets.
-        added: a bias that the model adds to the layer's result by itself, with as many elements as there are classes.
-        maps: what is done to every logit.
-    """
+    """Log-probabilities of a linear layer, as a loss reads them through views. ``path`` leads from the layer's product
+    to what the log-probabilities are of, ``steps`` from the layer's rows to those of the targets. ``added`` is a bias,
+    of as many elements as there are classes, that the model adds to the layer's result by itself."""
 
     product: fx.Node
     path: list[fx.Node]
@@ -78,10 +73,8 @@ class Match:
     """One occurrence of a linear layer with a cross-entropy in a joint graph.
 
     Attributes:
-        behind: the layer, and what is between it and the loss.
         chain: from the loss to what the new loss replaces.
         reduction: MEAN over the rows that count, or SUM; what rows are weighted with and divided by, the chain says.
-        z_loss: added to the cross-entropy.
         between: nodes that nobody needs any more; one that others read as well stays.
         hidden_gradients, weight_gradients, bias_gradients: backward products to be replaced, by what they compute.
         scale_gradient: of a tensor that scales the logits, likewise.
@@ -257,10 +250,8 @@ def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
 
 def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
     """Note the smoothing in the match; returns the node that joins both gradients, or None where it does not fit.
-
-    Forward: ``kept * nll + share * reduced(-row_sums)``, with rows that are ignored masked out. Backward: the same
-    two factors of one upstream gradient.
-    """
+    Forward: ``kept * nll + share * reduced(-row_sums)``, with rows that are ignored masked out. Backward: the same two
+    factors of one upstream gradient."""
     _, targets, class_weights, reduction, ignored = match.loss_forward.args
     chain = _only_readers(row_sums)
     expected = [aten.neg.default, aten.masked_fill.Scalar, aten.sum.default]

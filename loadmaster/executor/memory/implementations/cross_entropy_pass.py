@@ -97,14 +97,9 @@ def _factor(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _scale_gradient(graph: fx.Graph, match: Match, pairs: list[tuple[fx.Node, fx.Node]], upstream: fx.Node) -> fx.Node:
-    """The gradient of a tensor that scales logits.
-
-    Logits are linear in hidden and bias together, so that the sum of these times their gradients is that of all logits
-    times theirs.
-
-    Args:
-        pairs: hidden, and the bias if there is one, each with its gradient.
-    """
+    """The gradient of a tensor that scales logits, from hidden, and the bias if there is one, each with its gradient.
+    Logits are linear in both together, so that the sum of these times their gradients is that of all logits times
+    theirs."""
     old, by = match.scale_gradient, match.behind.maps.by
     assert old is not None
     assert by is not None

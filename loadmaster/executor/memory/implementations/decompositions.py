@@ -74,8 +74,8 @@ def _nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """Gradient of the scores, elementwise: PyTorch's own writes zeros as large as all scores and scatters into them. In
-    a joint graph Inductor has a pass that mends it, but a planned step's segments are not joint graphs."""
+    """Gradient of the scores, elementwise: PyTorch's own writes zeros as large as all scores and scatters into them.
+    Inductor's pass that mends it is one for joint graphs, which a planned step's segments are not."""
     dim = min(scores.dim() - 1, 1)
     target = target.unsqueeze(dim)
     along = [-1 if d == dim else 1 for d in range(scores.dim())]

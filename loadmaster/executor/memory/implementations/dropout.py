@@ -1,9 +1,9 @@
 """Dropout replayed from its seed: the mask is a function of a 64-bit seed and the element's index, so none is kept.
 
 The seed is drawn once, in the forward pass, from the device's own generator (``torch.manual_seed`` decides it).
-Forward, recomputation and backward are one operator, since dropout's backward is dropout of the gradient under the
-same mask. The mask is the same on every device. Source of the generator: SplitMix64
-[Steele14], whose i-th output needs no state but the seed.
+Forward, recomputation and backward are one operator, since dropout's backward is dropout of the gradient under the same
+mask. The mask is the same on every device. Source of the generator: SplitMix64 [Steele14], whose i-th output needs no
+state but the seed.
 """
 
 from __future__ import annotations
@@ -67,13 +67,8 @@ def kept(seed: Tensor, elements: slice, p: float) -> Tensor:
 def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     """Dropout, ``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone.
 
-    Args:
-        x: any shape; elements are numbered in row-major order.
-        seed: int64 [] on the same device.
-        p: probability of dropping an element, 0 <= p <= 1.
-
-    Returns:
-        A new tensor like ``x``.
+    Returns a new tensor like ``x``, of any shape, whose elements are numbered in row-major order. ``seed`` is int64 []
+    on the same device; ``p`` is the probability of dropping an element, 0 <= p <= 1.
     """
     scale, threshold = scale_and_threshold(p)
     result: Tensor

@@ -17,11 +17,8 @@ ALIASES = frozenset({aten.detach.default, aten.alias.default})
 
 
 def call(graph: fx.Graph, op: Any, *args: Any, **options: Any) -> fx.Node:
-    """Emit ``op(*args, **options)``; ``meta["val"]`` of the new node is its result on the arguments' fake tensors.
-
-    Where an argument has no fake tensor the new node has none either. Its place in the user's model is that of the node
-    that it is put in front of, for which it stands in.
-    """
+    """Emit ``op(*args, **options)``; ``meta["val"]`` of the new node is its result on the arguments' fake tensors, if
+    all have one. Its place in the user's model is that of the node that it is put in front of, and stands in for."""
     node = graph.call_function(op, args, options)
     inherit(node, node.next)
     read = node.all_input_nodes

@@ -1,7 +1,7 @@
 """The gradient of a tensor that is read slice by slice: the slices' gradients side by side, not added up.
 
-PyTorch makes a tensor of full size from each slice's gradient, with zeros around it, and adds all of them up. A loop
-over positions (a scan, a recurrent layer) does so once for each position:
+PyTorch makes a tensor of full size from each slice's gradient, with zeros around it, and adds all of them up; in a loop
+over positions (a scan, a recurrent layer) there is one for each position:
 
     (g0, 0, 0) + (0, g1, 0) + (0, 0, g2)   is   cat(g0, g1, g2)
 

@@ -33,13 +33,9 @@ SUMS = (aten.sum.default, aten.sum.dim_IntList)
 
 @dataclass(frozen=True)
 class Maps:
-    """All maps of a logit in one: ``cap * tanh(scale * logit / cap)``, or ``scale * logit`` without a cap.
-
-    Attributes:
-        cap: 0 for none.
-        shifts: whether the logits of a row are off by one number.
-        by: the node that multiplies with, or divides by, a tensor of one element, before a cap.
-    """
+    """All maps of a logit in one: ``cap * tanh(scale * logit / cap)``, or ``scale * logit`` where ``cap`` is 0. With
+    ``shifts`` the logits of a row are off by one number; ``by`` is the node that multiplies with, or divides by, a
+    tensor of one element, before a cap."""
 
     scale: float
     cap: float
@@ -108,13 +104,8 @@ def by_tensor(node: fx.Node) -> fx.Node | None:
 
 @dataclass(frozen=True)
 class Back:
-    """Backward nodes of a map of logits.
-
-    Attributes:
-        gradient: of what it maps.
-        of_scale: the gradient of the tensor that it scales by; None where nobody asks for it.
-        between: nodes on the way.
-    """
+    """Backward nodes of a map of logits: the ``gradient`` of what it maps, that of the tensor that it scales by
+    (``of_scale``; None where nobody asks for it), and the nodes ``between``."""
 
     gradient: fx.Node
     of_scale: fx.Node | None
@@ -122,11 +113,8 @@ class Back:
 
     @classmethod
     def find(cls, node: fx.Node, readers: Sequence[fx.Node], known: set[fx.Node]) -> Back | None:
-        """Find the backward of a map among the readers of its result's gradient; None where something else reads it.
-
-        Args:
-            known: nodes that hold this gradient.
-        """
+        """Find the backward of a map among the readers of its result's gradient, which ``known`` nodes hold; None where
+        something else reads it."""
         found: Back | None = None
         of_scale: list[fx.Node] | None = None
         for reader in readers:
@@ -158,11 +146,9 @@ def _is_backward(reader: fx.Node, node: fx.Node, known: set[fx.Node]) -> bool:
 
 
 def _of_scale(reader: fx.Node, node: fx.Node, known: set[fx.Node]) -> list[fx.Node] | None:
-    """Nodes from a reader to the gradient of the tensor that a node scales by; None if it computes anything else.
-
-    Of ``logits * scale`` it is ``sum(gradient * logits)``, of ``logits / scale`` it is
-    ``sum(-gradient * (logits / scale / scale))``.
-    """
+    """Nodes from a reader to the gradient of the tensor that a node scales by; None if it computes anything else. Of
+    ``logits * scale`` it is ``sum(gradient * logits)``, of ``logits / scale`` it is
+    ``sum(-gradient * (logits / scale / scale))``."""
     scale, logits = by_tensor(node), logits_of(node)
     chain = [reader]
     if node.target is aten.div.Tensor:
@@ -202,12 +188,8 @@ BACKWARD_STEPS = VIEWS | COPIES | MOVES | {aten.slice_backward.default, aten.sel
 
 @dataclass(frozen=True)
 class Step:
-    """One step on rows, classes left out.
-
-    Attributes:
-        target: the operator; the arguments are those after the tensor, dimensions counted among rows.
-        before: the rows' shape before it.
-    """
+    """One step on rows of the shape ``before``, classes left out: the operator and its arguments after the tensor,
+    dimensions counted among rows."""
 
     target: object
     arguments: tuple[object, ...]
@@ -215,10 +197,8 @@ class Step:
 
 
 def steps_to(path: Sequence[fx.Node], rows: int, classes: int) -> tuple[list[Step], int] | None:
-    """The steps on rows along a path from [rows, classes], and the dimension of the classes at its end.
-
-    None where a step does more than choose and arrange rows: it cuts into the classes, or mixes them with rows.
-    """
+    """The steps on rows along a path from [rows, classes], and the dimension of the classes at its end. None where a
+    step does more than choose and arrange rows: it cuts into the classes, or mixes them with rows."""
     steps: list[Step] = []
     shape, at = (rows, classes), 1
     for node in path:

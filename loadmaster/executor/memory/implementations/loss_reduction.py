@@ -30,10 +30,8 @@ _DIVIDES, _MULTIPLIES, _DROPS = "divides", "multiplies", "drops"
 class Chain:
     """A chain of operators on losses, up to a forward node and the backward node that has its gradient.
 
-    Attributes:
-        factor: the constants by which losses have been multiplied.
-        weights: the tensors, each with what it does and the shape that the losses had then.
-        between: all nodes passed on the way.
+    Losses have been multiplied by the constant ``factor`` and by the tensors in ``weights``, each with what it does and
+    the shape that the losses had then. ``between`` has all nodes passed on the way.
     """
 
     value: fx.Node
@@ -134,10 +132,7 @@ def _same(one: object, other: object) -> bool:
 
 def row_weights(graph: fx.Graph, chain: Chain, shape: torch.Size, dtype: torch.dtype) -> fx.Node | None:
     """Emit what a chain multiplies the loss of each row with, its constants left out; None where that is nothing.
-
-    Args:
-        shape: of the rows' losses where the chain starts.
-    """
+    ``shape`` is that of the rows' losses where the chain starts."""
     rows: fx.Node | None = None
     for weight, how, seen in chain.weights:
         if seen and how is not _DROPS:

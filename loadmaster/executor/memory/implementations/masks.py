@@ -68,13 +68,10 @@ def _planes(x: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @torch.library.custom_op("loadmaster::pack_inside", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
-    """One bit per element: not ``x <= low`` and (where high is given) not ``x >= high``.
+    """One bit per element of any shape and ordered dtype: not ``x <= low`` and (where high is given) not ``x >= high``.
+    A NaN counts as inside, as it does in PyTorch's own backward.
 
-    Args:
-        x: any shape and dtype with an order. A NaN counts as inside, as it does in PyTorch's own backward.
-
-    Returns:
-        uint8 [:func:`packed_shape` of x], in the memory order of ``x``; spare bits are 0.
+    Returns uint8 [:func:`packed_shape` of x], in the memory order of ``x``; spare bits are 0.
     """
     if has_kernels(x.device):
         x = dense(x)
@@ -91,15 +88,8 @@ def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
 
 @torch.library.custom_op("loadmaster::masked_gradient", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
-    """The gradient where the element's bit is set, zero elsewhere.
-
-    Args:
-        gradient: any shape.
-        mask: uint8 from :func:`pack_inside` of a tensor of that shape, of this layout or another.
-
-    Returns:
-        A new tensor like ``gradient``.
-    """
+    """The gradient where the element's bit is set, zero elsewhere, in a new tensor like it. ``mask`` is uint8 from
+    :func:`pack_inside` of a tensor of that shape, of this layout or another."""
     expect_fitting(gradient, mask)
     if has_kernels(gradient.device):
         masked: Tensor = kernels().masked_gradient(gradient, mask, packed_dim(gradient.shape))
@@ -133,11 +123,7 @@ register_limits(overload_of(masked_gradient), lambda _: {})  # each bit of the m
 
 
 def expect_fitting(gradient: Tensor, mask: Tensor) -> None:
-    """Refuse a mask that was packed from a tensor of another shape.
-
-    Raises:
-        InputError: naming the shape that fits.
-    """
+    """Raise an InputError, naming the shape that fits, for a mask that was packed from a tensor of another shape."""
     expected = packed_shape(gradient.shape)
     if mask.dtype != torch.uint8 or list(mask.shape) != expected:
         found = (tuple(mask.shape), str(mask.dtype))

@@ -43,11 +43,8 @@ _BATCH_NORM_TRAINING = 7
 
 
 class NormFromOutput(NothingEncoded):
-    """Backward of normalizations from their output: those without a weight, or those with one.
-
-    Args:
-        smallest_weight: None: norms without a weight. Else norms with a weight whose magnitude never falls below
-            this; the step checks it.
+    """Backward of normalizations from their output: those without a weight, or, with a ``smallest_weight``, those whose
+    weights never fall below it in magnitude, which the step checks.
 
     Raises:
         InputError: the smallest weight is not above zero.

@@ -46,15 +46,10 @@ MESSAGE = "a normalization's weight is too close to zero to recover its input: p
 
 @torch.library.custom_op("loadmaster::batch_norm_apply", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``(x - mean) * rstd * weight + bias`` per channel.
+    """``(x - mean) * rstd * weight + bias`` per channel, as a new tensor like ``x`` [N, C, ...].
 
-    Args:
-        x: [N, C, ...].
-        mean, rstd: [C], as the forward pass saved them.
-        weight, bias: [C] or None.
-
-    Returns:
-        A new tensor like ``x``, bit-equal to the forward pass of PyTorch's own (not cuDNN's) kernels.
+    ``mean`` and ``rstd`` [C] are as the forward pass saved them; ``weight`` and ``bias`` are [C] or None. The result is
+    bit-equal to the forward pass of PyTorch's own (not cuDNN's) kernels.
     """
     precise = exact(x.dtype)
     if has_kernels(x.device):
@@ -90,15 +85,14 @@ register_workspace(overload_of(batch_norm_apply), _batch_norm_workspace)
 def layer_norm_apply(
     x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """``(x - mean) * rstd * weight + bias`` per row.
+    """``(x - mean) * rstd * weight + bias`` per row, as a new contiguous tensor of the shape and dtype of ``x``.
+
+    The result is the forward pass to within its rounding.
 
     Args:
         x: [..., *normalized].
         mean, rstd: [..., 1...], as the forward pass saved them; mean None for RMSNorm.
         weight, bias: [*normalized] or None.
-
-    Returns:
-        A new contiguous tensor of the shape and dtype of ``x``: the forward pass to within its rounding.
     """
     result = x.new_empty(x.shape)
     x = x.contiguous()
@@ -154,10 +148,9 @@ def norm_input(
     bias: Tensor | None,
     smallest_weight: float,
 ) -> Tensor:
-    """Recover the input of a normalization: ``(output - bias) / weight / rstd + mean``.
+    """Recover the input of a normalization from its output: ``(output - bias) / weight / rstd + mean``.
 
     Args:
-        output: what it returned.
         mean, rstd: float, of as many dimensions as ``output``, 1 where they are shared; mean None for RMSNorm.
         weight, bias: likewise, or None.
         smallest_weight: refuse weights whose magnitude is below this.
@@ -214,12 +207,10 @@ register_workspace(overload_of(norm_input), _norm_input_workspace)
 
 @dataclass(frozen=True)
 class Recompute:
-    """A cheaper way to compute ``node`` a second time.
+    """A cheaper way to compute ``node`` a second time: ``emit`` emits the nodes that do, and returns the last of them.
 
-    Attributes:
-        sources: forward nodes that it reads. Those that are not inputs of the original operator (saved statistics,
-            a seed) are small and must be kept from the forward pass, never recomputed.
-        emit: emits the nodes that compute ``node`` again, and returns the last of them.
+    It reads the forward nodes ``sources``. Those that are not inputs of the original operator (saved statistics, a
+    seed) are small and must be kept from the forward pass, never recomputed.
     """
 
     node: fx.Node
@@ -230,9 +221,9 @@ class Recompute:
 def recompute_node(node: fx.Node) -> Recompute | None:
     """Find a cheaper way to compute this forward node a second time; None: run the node itself again.
 
-    There is one for the results of a training BatchNorm, a LayerNorm and a fused RMSNorm. Where this is not None the
-    node must only be computed again through it: running the operator itself again would repeat its side effects (the
-    running statistics of BatchNorm).
+    There is one for the results of a training BatchNorm, a LayerNorm and a fused RMSNorm. Such a node must only be
+    computed again through it: running the operator itself again would repeat its side effects (BatchNorm's running
+    statistics).
     """
     if node.target is not operator.getitem or node.args[1] != 0:
         return None

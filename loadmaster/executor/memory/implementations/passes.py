@@ -36,12 +36,9 @@ REDUCTION = {aten.mse_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.bina
 
 
 def reduce_losses(graph: fx.Graph) -> None:
-    """Replace each loss whose scalar holds its elements by the elements and their reduction.
-
-    PyTorch computes the mean or sum of some losses into the tensor that had every element's loss: the scalar keeps all
-    of that storage, until the backward pass is over. As two operators they give the same bits, and the elements go as
-    soon as they are summed.
-    """
+    """Replace each loss whose scalar holds its elements by the elements and their reduction, to the same bits. PyTorch
+    computes the mean or sum of some losses into the tensor that had every element's loss: the scalar keeps all of that
+    storage until the backward pass is over. As two operators, the elements go as soon as they are summed."""
     for node in list(graph.nodes):
         place = REDUCTION.get(node.target) if node.op == "call_function" else None
         if place is None:
@@ -62,9 +59,8 @@ def reduce_losses(graph: fx.Graph) -> None:
 def draw_first(graph: fx.Graph) -> None:
     """Move small random tensors, and what is made from them and constants alone, to the beginning of a joint graph.
 
-    With stochastic depth each block of a network draws one number an image, with a probability of its own. Code that
-    has it is code of that block alone; blocks that read what was drawn are equal, and compiled once
-    (:mod:`loadmaster.executor.memory.run.segments`).
+    With stochastic depth each block of a network draws one number an image, with a probability of its own. Without that
+    code, blocks are equal, and compiled once (:mod:`loadmaster.executor.memory.run.segments`).
 
         empty -> bernoulli(0.9) -> div(0.9) -> mul(x) -> ...     all but mul, and what follows it, come first
     """
@@ -168,10 +164,8 @@ def run_passes(joint: fx.GraphModule) -> fx.GraphModule:
 
 
 def _without_repetitions(graph: fx.Graph) -> fx.Graph:
-    """A copy in which nothing is computed twice from the same values: torch.compile's partition has it so, too.
-
-    Autocast, for one, casts what three linear layers read three times.
-    """
+    """A copy in which nothing is computed twice from the same values, as in torch.compile's partition. Autocast, for
+    one, casts what three linear layers read three times."""
     with patched(EACH_DRAW_ITS_OWN):
         copied = eliminate_common_subexpressions(graph)
     copied.output_node().meta = dict(graph.output_node().meta)

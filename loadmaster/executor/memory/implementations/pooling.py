@@ -38,15 +38,12 @@ def pool_offsets(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Position of each maximum inside its window.
+    """Position of each maximum inside its window, uint8 like ``indices``: row * kernel width + column.
 
     Args:
         indices: int64 [..., OH, OW], positions in the flattened [H, W] input plane, as max_pool2d returns them.
         width: W.
         kernel, stride, padding, dilation: (height, width) each; kernel height times width at most 256.
-
-    Returns:
-        uint8 like ``indices``: row * kernel width + column inside the window.
     """
     if has_kernels(indices.device):
         offsets: Tensor = kernels().pool_offsets(indices, width, kernel, stride, padding, dilation)
@@ -84,16 +81,8 @@ def pool_offset_backward(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Tensor:
-    """Gradient of max_pool2d's input.
-
-    Args:
-        gradient: [..., OH, OW].
-        offsets: uint8 [..., OH, OW] from :func:`pool_offsets`.
-        height, width: H and W of the pool's input.
-
-    Returns:
-        [..., H, W], channels last where the gradient is, else row-major.
-    """
+    """Gradient of max_pool2d's input [..., H, W], from that of its result [..., OH, OW] and the uint8 [..., OH, OW] of
+    :func:`pool_offsets`. It is channels last where the gradient is, else row-major."""
     if has_kernels(gradient.device):
         result = _input_gradient(gradient, offsets, height, width)
         kernels().pool_offset_backward(gradient, offsets, result, kernel, stride, padding, dilation)

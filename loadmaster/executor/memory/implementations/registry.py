@@ -24,10 +24,9 @@ Value = Callable[[fx.Node], fx.Node]
 
 @dataclass(frozen=True)
 class Site:
-    """One place in a joint graph where an alternative applies.
+    """One place in a joint graph where an alternative can replace the node ``backward``.
 
     Attributes:
-        backward: the backward node that the alternative can replace.
         sources: forward nodes it reads (kept or recomputed), the encoded value excluded.
         parent: forward node whose result is encoded (None: nothing is encoded).
     """
@@ -100,11 +99,7 @@ class ImplementationFilter:
     inline: bool = True
 
     def alternatives(self) -> tuple[BackwardAlternative, ...]:
-        """The registered alternatives that are left.
-
-        Raises:
-            InputError: a name to leave out is not registered.
-        """
+        """The registered alternatives that are left; an InputError if a name to leave out is not registered."""
         return alternatives(self.exclude)
 
 

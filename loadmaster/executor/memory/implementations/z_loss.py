@@ -22,11 +22,9 @@ class ZLoss:
     """One occurrence of a z-loss in a joint graph.
 
     Attributes:
-        logsumexp: of the rows that count.
-        steps: from the layer's rows to these.
+        logsumexp, steps: that of the rows that count, and the steps from the layer's rows to these.
         chain: from the squares to one number.
-        gradient: what is added to the gradient of the logits.
-        known: nodes that read the logits for it.
+        gradient, known: what is added to the gradient of the logits, and the nodes that read the logits for it.
         between: nodes that nobody needs any more, those of the chain left out.
     """
 

@@ -37,12 +37,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Run:
-    """Graph that would be emitted for one operator.
-
-    Attributes:
-        results: roots in it that others read.
-        stand_ins: by root of the original graph, its stand-in here.
-    """
+    """Graph that would be emitted for one operator. ``results`` are its roots that others read; ``stand_ins`` has its
+    stand-in for each root of the original graph that it reads."""
 
     step_graph: StepGraph
     results: tuple[fx.Node, ...]
@@ -72,11 +68,8 @@ class Run:
         return sum(self.step_graph.bytes_of(r) for r in self.results)
 
     def usage(self, costs: CostModel, *, fused: bool, dying: Collection[fx.Node] = ()) -> Usage:
-        """Replay the run for its time and its highest bytes.
-
-        Args:
-            dying: roots of the original graph that go after their last reader in this run.
-        """
+        """Replay the run for its time and its highest bytes. The roots ``dying`` of the original graph go after their
+        last reader in it."""
         step_graph = self.step_graph
         cut = steps([n for n in step_graph.nodes if is_compute(n)], fused=fused)
         last: dict[fx.Node, int] = {}
@@ -106,11 +99,7 @@ class Run:
 
 
 def fused_us(step_graph: StepGraph, step: Sequence[fx.Node], written: Collection[fx.Node], costs: CostModel) -> float:
-    """Time of one fused step.
-
-    Args:
-        written: roots made by it that are read elsewhere.
-    """
+    """Time of one fused step; ``written`` are the roots made by it that are read elsewhere."""
     running = [n for n in step if not is_free(n)]
     if not running:
         return 0.0
@@ -154,10 +143,8 @@ def fused_savings_us(operators: Operators, costs: CostModel) -> dict[int, float]
 
 
 def _fused_parts(operators: Operators) -> Iterator[list[tuple[int, list[fx.Node]]]]:
-    """Parts of operators that follow one another and fuse, each with something that those before it made.
-
-    A part is an operator's number and those nodes of it that are fused.
-    """
+    """Parts of operators that follow one another and fuse, each with something that those before it made. A part is an
+    operator's number and those nodes of it that are fused."""
     step_graph = operators.step_graph
     open_parts: list[tuple[int, list[fx.Node]]] = []
     for f in operators.forward:
@@ -235,12 +222,8 @@ class Runs:
 
 
 class Accountant:
-    """Costs and sizes of one step's operators.
-
-    Args:
-        fused: whether the nodes of an operator run as fused kernels (Inductor) or one by one (eager).
-        resident_bytes: parameters, buffers, inputs, optimizer state.
-    """
+    """Costs and sizes of one step's operators, whose nodes run as fused kernels (``fused``, Inductor) or one by one
+    (eager). ``resident_bytes`` are those of parameters, buffers, inputs and optimizer state."""
 
     def __init__(self, runs: Runs, costs: CostModel, *, fused: bool, resident_bytes: int) -> None:
         self.runs = runs

@@ -32,11 +32,7 @@ _WORTH_BYTES = 1 << 20
 
 
 def advice(step_graph: StepGraph, *, on_gpu: bool) -> list[str]:
-    """Sentences for whoever wrote the model; empty for most.
-
-    Args:
-        on_gpu: whether the step is to run on one.
-    """
+    """Sentences for whoever wrote the model, of a step that is to run ``on_gpu`` or not; empty for most."""
     found = [*written_out_attention(step_graph), *attention_in_full(step_graph)]
     return [*found, *(unaligned_products(step_graph) if on_gpu else ())]
 

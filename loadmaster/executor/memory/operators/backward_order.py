@@ -16,12 +16,8 @@ from loadmaster.executor.steps.step_graph import StepGraph, is_mutating, is_rand
 
 
 def backward_order(step_graph: StepGraph, nodes: Sequence[fx.Node], *, fused: bool) -> list[fx.Node]:
-    """The backward pass's compute nodes in the order in which they run.
-
-    Args:
-        nodes: in graph order.
-        fused: for a backend that fuses operators.
-    """
+    """The backward pass's compute nodes, given in graph order, in the order in which they run; ``fused`` for a backend
+    that fuses operators."""
     readers = _readers(step_graph, nodes)
     order = _parameter_gradients_first(step_graph, nodes, readers)
     return _before_their_readers(step_graph, order, readers) if fused else order
@@ -39,11 +35,9 @@ def _readers(step_graph: StepGraph, nodes: Sequence[fx.Node]) -> dict[fx.Node, l
 def _parameter_gradients_first(
     step_graph: StepGraph, nodes: Sequence[fx.Node], readers: dict[fx.Node, list[fx.Node]]
 ) -> list[fx.Node]:
-    """Backward nodes with those that only lead to a returned gradient moved up to where they can first run.
-
-    A layer's parameter gradient reads a forward result, its input gradient often none: in this order the result is
-    free before the input gradient is allocated. Source: [Shah23], section 4.4.
-    """
+    """Backward nodes with those that only lead to a returned gradient moved up to where they can first run. A layer's
+    parameter gradient reads a forward result, its input gradient often none: in this order the result is free before
+    the input gradient is allocated. Source: [Shah23], section 4.4."""
     inside = set(nodes)
     sources = {n: {s for r in step_graph.reads([n]) if (s := step_graph.producer(r)) in inside} for n in nodes}
     # A parameter gradient, or what is only cast or reduced to one.

@@ -1,15 +1,14 @@
 """Elementwise forward results that fused backward operators compute again inside, always: no plan would keep them.
 
 An activation written out as a formula, ``0.5 * x * (1 + tanh(0.8 * (x + 0.04 * x**3)))``, makes five results that its
-derivative reads, each as large as x or twice as large. A compiler computes all of them from x, in the kernel that
-reads them, for next to nothing. So x alone is kept, and the formula is one operator in the forward pass.
+derivative reads, each as large as x or twice as large. A compiler computes all of them from x, in the kernel that reads
+them, for next to nothing. So x alone is kept, and the formula is one operator in the forward pass.
 
-Which results these are: of what a fused run of the backward pass reads, elementwise forward results may be computed
-inside the run from what they read. What the run is best given is a minimum cut, by bytes, between the rest of the
-forward pass and what it reads; results beyond the cut need not be kept for it. Where that holds in each run that reads
-a result, the graph is changed: each of these runs gets a copy of the nodes that compute it. Source: the cut is that of
-torch.compile's own partition, there one for the whole step; here one for each run, which leaves to plans whatever they
-may decide about.
+A fused run of the backward pass may compute elementwise forward results inside from what they read. What it is best
+given is a minimum cut, by bytes, between the rest of the forward pass and what it reads; results beyond the cut need
+not be kept for it. Where that holds in each run that reads a result, each of these runs gets a copy of the nodes that
+compute it. Source: the cut is that of torch.compile's own partition, there one for the whole step; here one for each
+run, which leaves to plans whatever they may decide about.
 
 Example: with x of 2 bytes an element and the others of 2 or 4, the cut is x (2), and not ``0.5 * x``,
 ``x + 0.04 * x**3`` and its tanh (2 + 4 + 4).
@@ -32,12 +31,8 @@ Run = Sequence[fx.Node]
 
 
 def with_computed_inside(step_graph: StepGraph, runs: Sequence[Run], kept: Collection[fx.Node]) -> StepGraph:
-    """Copy of a step in which runs of the backward pass compute inside what no plan would keep for them.
-
-    Args:
-        runs: of the backward pass, as they are fused.
-        kept: roots that something else reads: alternatives, recomputations, the caller.
-    """
+    """Copy of a step in which fused ``runs`` of the backward pass compute inside what no plan would keep for them.
+    ``kept`` are roots that something else reads: alternatives, recomputations, the caller."""
     inside = _computed_inside(step_graph, runs, kept)
     copy = _Copy(step_graph)
     for run in runs:
@@ -69,10 +64,7 @@ def _cut(
     step_graph: StepGraph, run: Run, candidates: Collection[fx.Node], written: Collection[fx.Node]
 ) -> set[fx.Node]:
     """Roots of a minimum cut before the run; of equal cuts, one through what is in memory anyway, nearest to the run.
-
-    Args:
-        written: of the candidates, those that kernels of the forward pass read from memory.
-    """
+    ``written`` are the candidates that kernels of the forward pass read from memory."""
     stack = [r for r in step_graph.reads(run) if r in step_graph.forward]
     if not any(root in candidates for root in stack):
         return set()

@@ -14,11 +14,8 @@ Values = dict[fx.Node, fx.Node]
 
 
 class Emitter:
-    """Emits nodes of a joint graph into a new graph, and knows which new node holds which value.
-
-    Args:
-        missing: called for a root that the new graph does not hold; returns the new node or raises.
-    """
+    """Emits nodes of a joint graph into a new graph, and knows which new node holds which value. ``missing`` is called
+    for a root that the new graph does not hold, and returns the new node or raises."""
 
     def __init__(self, operators: Operators, graph: fx.Graph, missing: Callable[[fx.Node], fx.Node]) -> None:
         self.operators = operators
@@ -78,11 +75,8 @@ class Emitter:
                     self.forget(root)
 
     def differentiate(self, node: fx.Node, choice: Choice, encoded: Callable[[int], fx.Node]) -> None:
-        """Run a backward node, or what the choice puts in its place.
-
-        Args:
-            encoded: the new node that holds the encoded result of a forward operator.
-        """
+        """Run a backward node, or what the choice puts in its place; ``encoded`` gives the new node that holds the
+        encoded result of a forward operator."""
         if choice.site is None or choice.alternative is None or node is not choice.site.backward:
             self.run(node)
             return

@@ -1,18 +1,17 @@
 """Kernels that a compiler makes of a run of operators: single ones, and fused ones with the bytes that those move.
 
 Matrix products, convolutions, attention, and every operator that is not known to fuse run as kernels of their own.
-Consecutive other operators fuse: what only they read never reaches memory and is computed again wherever a kernel
-needs it, so a fused kernel reads the run's inputs and writes its results. Long expressions that are read more than
-once do reach memory, and so does what is added up by index. A reduction across rows (the statistics of BatchNorm, the
-gradient of a bias) ends a kernel, for every element must be seen before the first result is known; a reduction along
-rows that fit a block (LayerNorm, softmax) does not.
+Consecutive other operators fuse: what only they read never reaches memory and is computed again wherever a kernel needs
+it, so a fused kernel reads the run's inputs and writes its results. Long expressions that are read more than once do
+reach memory, and so does what is added up by index. A reduction across rows (the statistics of BatchNorm, the gradient
+of a bias) ends a kernel, for every element must be seen before the first result is known; a reduction along rows that
+fit a block (LayerNorm, softmax) does not.
 
 Inductor lets a kernel that it generates write a result over an input that nothing reads later: of the same size, and
 read element for element where the result is written. Plans that count both tensors ask for up to a third more than a
 step of large convolutions takes: its ReLUs and normalizations write over what the convolutions made. So a forward
 operator says which one it can write over (``in_place`` of the problem), and a replayed run counts a gradient and the
-one that takes its place once. Nothing has to be emitted for it: an overwritten value that is read again is not
-overwritten.
+one that takes its place once. Nothing is emitted for it: an overwritten value that is read again is not overwritten.
 """
 
 from __future__ import annotations
@@ -106,9 +105,7 @@ def is_fusible(node: fx.Node) -> bool:
 
 def is_elementwise(node: fx.Node) -> bool:
     """Return whether a fusible node computes each element from a few others, so that readers compute it again cheaply.
-
-    Reductions and what reads whole rows are not.
-    """
+    Reductions and what reads whole rows are not elementwise."""
     target = node.target
     if not isinstance(target, OpOverload) or not is_fusible(node):
         return False
@@ -131,12 +128,8 @@ def is_gather(node: fx.Node) -> bool:
 
 def written_anyway(step_graph: StepGraph, read_elsewhere: Collection[fx.Node]) -> set[fx.Node]:
     """Long expressions that are read more than once: a compiler writes them to memory, though their readers fuse.
-
-    Args:
-        read_elsewhere: roots that something else reads, so that they are in memory.
-
-    Interpolated logits are one: four places and their weights, read twice by a softmax.
-    """
+    Interpolated logits are one: four places and their weights, read twice by a softmax. Roots in ``read_elsewhere`` are
+    in memory already."""
     expressions: dict[fx.Node, set[fx.Node]] = {}  # by root, the nodes of what is computed where it is read
     loads: dict[fx.Node, set[fx.Node]] = {}
     found = set()
@@ -184,12 +177,8 @@ class Traffic:
 
 
 def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.Node]) -> Traffic:
-    """Count the bytes that a fused run moves, and its kernels.
-
-    Args:
-        nodes: fusible compute nodes, in order.
-        written: roots made by them that are read elsewhere.
-    """
+    """Count the bytes that a run of fusible compute nodes moves, and its kernels; ``written`` are the roots made by
+    them that are read elsewhere."""
     made = {r for n in nodes for r in step_graph.results[n]}
     views: dict[fx.Node, dict[fx.Node, int]] = {}  # by root: what is read of it, with its bytes
     reach: dict[fx.Node, frozenset[fx.Node]] = {}  # by root made here: what computing it again reads
@@ -250,12 +239,9 @@ def _along_rows(node: fx.Node) -> bool:
 
 
 def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: Collection[fx.Node]) -> dict[int, int]:
-    """Map each forward operator to the one whose result it can write its own over, where there is any.
-
-    Args:
-        wanted: roots that some way of running the backward pass reads. One that none reads is written over rather,
-            and of equal ones the latest, which is the cheapest to have again.
-    """
+    """Map each forward operator to the one whose result it can write its own over, where there is any. A root that no
+    way of running the backward pass reads (not in ``wanted``) is written over rather, and of equal ones the latest,
+    which is the cheapest to have again."""
     returned = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
     found: dict[int, int] = {}
     for f in groups:
@@ -277,12 +263,8 @@ def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: 
 def shared_bytes(
     step_graph: StepGraph, step: Sequence[fx.Node], written: Collection[fx.Node], dying: Sequence[fx.Node]
 ) -> int:
-    """Bytes of the results that a fused step writes over inputs, each over one of its own.
-
-    Args:
-        written: roots that the step makes and that reach memory.
-        dying: roots that nothing reads after the step.
-    """
+    """Bytes of the results in ``written`` that a fused step writes over inputs, each over one of its own among the
+    ``dying``, which nothing reads after the step."""
     left = list(dying)
     shared = 0
     for result in written:

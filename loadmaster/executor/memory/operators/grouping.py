@@ -45,11 +45,7 @@ OfferedSite = tuple[BackwardAlternative, Site]
 def group(
     step_graph: StepGraph, implementations: ImplementationFilter = EVERYTHING, *, fused: bool = False
 ) -> Operators:
-    """Group a joint graph into operators.
-
-    Args:
-        implementations: the filter of what plans may choose from.
-        fused: for a backend that fuses operators.
+    """Group a joint graph into operators; ``fused`` for a backend that fuses these.
 
     Raises:
         InputError: the filter leaves out an implementation that is not registered.
@@ -114,11 +110,9 @@ class _Grouping:
         return all(is_elementwise(n) or n in self.recomputes for n in nodes)
 
     def _pinned(self) -> tuple[fx.Node, ...]:
-        """Results that a special recomputation reads, those it does not make, statistics next to a large result,
-        and what the model keeps.
-
-        Were these not pinned, a backward operator that reads an operator's statistics alone would need all it makes.
-        """
+        """Results that a special recomputation reads, those it does not make, statistics next to a large result, and
+        what the model keeps. Were these not pinned, a backward operator that reads an operator's statistics alone would
+        need all it makes."""
         read = set(self.step_graph.reads(self.backward_nodes))
         found: dict[fx.Node, None] = dict.fromkeys(self.step_graph.kept)
         for node in self.forward_nodes:
@@ -153,11 +147,9 @@ class _Grouping:
         return not (is_random(node) or is_mutating(node) or is_collective(node))
 
     def _merged(self) -> dict[fx.Node, list[fx.Node]]:
-        """Forward nodes by the node that makes the operator's results.
-
-        A small result that the backward pass reads stays apart from a large one that it does not: to keep the one would
-        be to keep both. So it is where a loop writes its positions into one tensor.
-        """
+        """Forward nodes by the node that makes the operator's results. A small result that the backward pass reads
+        stays apart from a large one that it does not, since to keep the one would be to keep both; so it is where a
+        loop writes its positions into one tensor."""
         apart = written_anyway(self.step_graph, self.wanted) if self.fused else set[fx.Node]()
         while True:
             members = self._merged_but(apart)
@@ -334,10 +326,8 @@ class _Grouping:
         return [run for stretch in runs for run in self._connected(stretch)] if self.fused else runs
 
     def _connected(self, stretch: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """Split nodes that follow one another and fuse into runs that read nothing of each other, in order of ends.
-
-        A result of next to no bytes joins what comes before it.
-        """
+        """Split nodes that follow one another and fuse into runs that read nothing of each other, in order of ends. A
+        result of next to no bytes joins what comes before it."""
         runs: dict[int, list[fx.Node]] = {}
         made_in: dict[fx.Node, int] = {}  # by root, the run that makes it
         for i, node in enumerate(stretch):

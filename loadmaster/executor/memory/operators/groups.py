@@ -43,8 +43,7 @@ class ForwardGroup:
         results: roots that others read: what is kept or recomputed.
         inputs: forward operators it reads, ascending.
         side: nodes that only update buffers: run once, in the forward pass.
-        encodes: the operator that this one is derived from, and in whose stage alone it can be had; it has no nodes
-            of its own then.
+        encodes: the operator that this one is derived from, in whose stage alone it can be had; it has no nodes then.
         encoding: how it is encoded. None with ``encodes`` set: a large result that only the backward pass reads
             (indices of a max-pool), made by the operator itself and kept or dropped on its own.
         overwrites: the operator whose result a compiler can write this one's over.
@@ -72,10 +71,8 @@ class ForwardGroup:
 class Choice:
     """One way to run a backward operator: the graph as it stands, or an alternative in place of one node.
 
-    Attributes:
-        needs: forward operators whose results it reads, ascending.
-        encoded: the one of them that is the encoded result, if the alternative reads one.
-        inlined: forward operators computed again inside the operator, for it alone; their inputs are among the needs.
+    It reads the results of the forward operators in ``needs`` (ascending), of which ``encoded`` is the encoded one, if
+    any. Those in ``inlined`` are computed again inside the operator, for it alone; their inputs are among the needs.
     """
 
     needs: tuple[int, ...]
@@ -107,8 +104,7 @@ class Operators:
         owner: for every root of the forward pass that is kept or recomputed, its operator.
         pinned: roots of the forward pass that stay in memory for the backward pass: small statistics that a
             recomputation reuses instead of making them again.
-        recomputes: for nodes that are computed again in another way than the first time: how to make the result that
-            is not pinned.
+        recomputes: for nodes that are computed again in another way: how to make the result that is not pinned.
     """
 
     step_graph: StepGraph
@@ -176,14 +172,11 @@ def _hash(described: Sequence[object]) -> str:
 
 
 def carried_over(operators: Operators, step_graph: StepGraph) -> Operators:
-    """Carry operators over to the nodes in the same places of another graph: that of a smaller batch.
+    """Carry operators over to the nodes in the same places of another graph, a smaller batch's with the same nodes.
 
     The grouping of nodes depends on bytes, so that a smaller batch may be grouped otherwise: where a weight is cast,
     its copy is a small part of what the backward pass reads of 128 images, and a large one of 10. A plan that is for
     the one is for the other in the same groups.
-
-    Args:
-        step_graph: has as many nodes, each the same operator on the same nodes.
     """
     places = operators.step_graph.position
 

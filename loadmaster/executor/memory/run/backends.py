@@ -42,11 +42,9 @@ _PRIMAL = "primals_"  # how AOTAutograd calls inputs, counted from 1
 def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward") -> Runner:
     """Run the graph node by node in its order.
 
-    The arguments come as one list that is emptied on entry, and every name dies at its last use: a saved activation
-    is freed as soon as the backward pass has read it for the last time.
-
-    PyTorch's fake kernels lay out some results otherwise than its real ones, as a loss's gradient of what is
-    transposed. A view of those is a copy.
+    The arguments come as one list that is emptied on entry, and every name dies at its last use: a saved activation is
+    freed as soon as the backward pass has read it for the last time. PyTorch's fake kernels lay out some results
+    otherwise than its real ones, as a loss's gradient of what is transposed: a view of those is a copy.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default
@@ -84,12 +82,10 @@ def inductor(
 ) -> Runner:
     """Compile the graph with Inductor segment by segment, its own reordering for memory off.
 
-    Left to itself Inductor lays out whatever has four dimensions and leads to a convolution channels last, what is
-    permuted before it gets there as well: rows of a LayerNorm, which nobody can read along then. So the layouts of what
-    segments make are those that they are lowered with.
-
-    Args:
-        last_first: compile the last segment first, of a backward graph: another process begins with the first one.
+    Left to itself Inductor lays out channels last whatever has four dimensions and leads to a convolution, even if
+    permuted on the way: rows of a LayerNorm, which nobody can read along then. So the layouts of what segments make are
+    those that they are lowered with. With ``last_first`` the last segment is compiled first, of a backward graph:
+    another process begins with the first one.
     """
     new = _new_each_time(module, half)
     if half == "forward":
@@ -129,13 +125,8 @@ def _new_each_time(module: fx.GraphModule, half: Half) -> frozenset[str]:
 
 
 class _Call(NamedTuple):
-    """Segments that run the same code.
-
-    Attributes:
-        kind: of the graph.
-        donated: places of inputs that it may write over.
-        aligned: places of inputs that begin where a memory access may begin, as everything does that is made here.
-    """
+    """Segments that run the same code, for a graph of this ``kind``: it may write over the inputs at the places
+    ``donated``; those at ``aligned`` begin where a memory access may begin, as everything does that is made here."""
 
     kind: Hashable
     donated: tuple[int, ...]
@@ -184,11 +175,8 @@ def _run_by_inductor(
 
 
 def report_strides(module: fx.GraphModule, fakes: Mapping[str, Any] | None = None) -> None:
-    """Tell AOTAutograd the strides of a forward graph's results: the backward graph is compiled for them.
-
-    Args:
-        fakes: by name; those that the graph was traced with by default.
-    """
+    """Tell AOTAutograd the strides of a forward graph's results, for which the backward graph is compiled: those of
+    these ``fakes`` by name, or of those that the graph was traced with."""
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         for node in cast(Sequence[Any], module.graph.output_node().args[0]):
@@ -221,12 +209,8 @@ class WithDimensions:
     back (pytorch/pytorch#177782). Where the view that takes them away follows in the same graph nobody notices; where a
     graph is cut between the two, the next segment refuses what it is given.
 
-    Attributes:
-        direct: from the first call on, what computes the results without what only that call needs.
-
-    Args:
-        shapes: of the results by place, of those that have dimensions to lose.
-        modules: those that Inductor wrote for the graph.
+    ``shapes`` are those of the results by place that have dimensions to lose, ``modules`` those that Inductor wrote for
+    the graph. ``direct`` computes the results, from the first call on, without what only that call needs.
     """
 
     def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size], modules: Sequence[ModuleType]) -> None:
@@ -270,10 +254,8 @@ def both_halves() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _donating(places: Sequence[int]) -> Iterator[None]:
-    """Let Inductor write over the inputs at these places, instead of those of the whole backward graph.
-
-    Its caches know a graph, not what it may write over: the places enter their keys.
-    """
+    """Let Inductor write over the inputs at these places, instead of those of the whole backward graph. Its caches know
+    a graph, not what it may write over: the places enter their keys."""
     if not places:
         yield
         return
@@ -295,10 +277,6 @@ COMPILERS: dict[Backend, Callable[[fx.GraphModule, Sequence[Any], Half], Runner]
 
 
 def expect_backend(backend: str) -> None:
-    """Refuse a backend that is not in :data:`COMPILERS`.
-
-    Raises:
-        InputError: naming those that are.
-    """
+    """Raise an InputError for a backend that is not in :data:`COMPILERS`, naming those that are."""
     if backend not in COMPILERS:
         raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(COMPILERS)}.")

@@ -28,11 +28,8 @@ _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 class ChannelsLast(fx.Interpreter):
-    """Runs a graph so that operators which read both layouts return channels-last results.
-
-    Args:
-        convolutions: whether they read channels last whatever they are given.
-    """
+    """Runs a graph so that operators which read both layouts return channels-last results. With ``convolutions`` these
+    read channels last whatever they are given."""
 
     def __init__(self, module: fx.GraphModule, *, convolutions: bool = False) -> None:
         super().__init__(module)
@@ -65,12 +62,10 @@ def runs_channels_last(module: fx.GraphModule) -> bool:
 
 
 def has_channels_last_gradients(module: fx.GraphModule) -> bool:
-    """Return whether a convolution whose gradients the graph computes reads channels last.
-
-    Inductor decides on a graph's layout by forward convolutions, of which the backward pass, or a segment of it, may
-    have none. Left to itself PyTorch 2.13 copies what ``convolution_backward`` reads into the order of the weight's
-    strides then, which is neither layout for a depthwise one (pytorch#188236 asks for the decision).
-    """
+    """Return whether a convolution whose gradients the graph computes reads channels last. Inductor decides on a
+    graph's layout by forward convolutions, of which the backward pass, or a segment of it, may have none. Left to
+    itself PyTorch 2.13 copies what ``convolution_backward`` reads into the order of the weight's strides then, which is
+    neither layout for a depthwise one (pytorch#188236 asks for the decision)."""
     backward = module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     return any(t.dim() == 4 and is_channels_last(t) for t in (node.args[1].meta["val"] for node in backward))
 

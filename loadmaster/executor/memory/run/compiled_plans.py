@@ -43,10 +43,8 @@ class NoPlanError(InputError):
 class CompiledPlans:
     """Graphs compiled under some plans: shared by equal steps, such as the blocks of a transformer.
 
-    Attributes:
-        call: ``call(step, *args, **kwargs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
-        plain: the same without a plan.
-        before: called before each half of a step is compiled.
+    ``call(step, *args, **kwargs)`` runs a step under the plans, with an :class:`InputError` for a graph that none is
+    for; ``plain`` does so without a plan. ``before`` is called before each half of a step is compiled.
     """
 
     def __init__(
@@ -122,10 +120,8 @@ def with_room(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
     CPython keeps the frames of a thread in chunks, 16 KiB each or as long as a longer frame needs. Where a long
     function leaves a chunk all but full, every function that it calls gets a chunk of its own, mapped for that call and
-    given back after it, with a page fault or more. It depends on how many names the long function has. Planned steps of
-    GPT-2 and BERT did that some hundred times a step, and were notably longer for it.
-
-    The function's arguments come as one list, which it may empty.
+    given back after it, with a page fault or more. Planned steps of GPT-2 and BERT did that some hundred times a step,
+    and were notably longer for it. The function's arguments come as one list, which it may empty.
     """
 
     def call(arguments: list[Any]) -> Any:
@@ -150,11 +146,7 @@ def fingerprint_of(plan: MemoryPlan) -> str:
 
 
 def schedule_of(plan: MemoryPlan) -> Schedule:
-    """The plan's schedule.
-
-    Raises:
-        InputError: the plan is infeasible and has none.
-    """
+    """The plan's schedule; an InputError if the plan is infeasible and has none."""
     if plan.schedule is None:
         why = plan.infeasibility
         enough = "a larger budget"

@@ -30,10 +30,8 @@ Saved = fx.Node | int | HostCopy
 def emit(
     operators: Operators, schedule: Schedule, *, channels_last: bool = False
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward graph of a schedule, as AOTAutograd expects them from a partition.
-
-    Args:
-        channels_last: what runs the graphs lays out images so: they travel to the host and back as they are.
+    """Forward and backward graph of a schedule, as AOTAutograd expects them from a partition. With ``channels_last``,
+    what runs the graphs lays out images so: they travel to the host and back as they are.
 
     Raises:
         InputError: the schedule does not fit the operators, or reads a result that it has dropped.
@@ -46,11 +44,8 @@ def emit(
 
 
 def expect_fit(operators: Operators, schedule: Schedule) -> None:
-    """Refuse a schedule for another graph, or one that asks for what this executor cannot do.
-
-    Raises:
-        InputError: naming the stage.
-    """
+    """Raise an InputError, naming the stage, for a schedule for another graph, or one that asks for what this executor
+    cannot do."""
     stages, count = len(schedule.stages), len(operators.forward)
     if stages != len(operators.backward) + 1:
         problem = f"are not the {len(operators.backward) + 1} stages of this model"
@@ -117,11 +112,9 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
 
 
 def _write_early(graph: fx.Graph, copies: Sequence[fx.Node]) -> None:
-    """Move what is written to buffers behind what makes the value and what reads the old one.
-
-    A compiler fuses a write with what makes the value, where both are in one segment: after the last cut each would be
-    a kernel of its own, three for every BatchNorm.
-    """
+    """Move what is written to buffers behind what makes the value and what reads the old one. A compiler fuses a write
+    with what makes the value, where both are in one segment: after the last cut each would be a kernel of its own,
+    three for every BatchNorm."""
     order = {node: n for n, node in enumerate(graph.nodes)}
     for copy in copies:
         target, value = copy.all_input_nodes

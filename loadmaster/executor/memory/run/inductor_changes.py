@@ -45,12 +45,8 @@ def buffers_reused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def built_together() -> Iterator[None]:
-    """Wait for the kernels of everything that this thread compiles inside when all is compiled.
-
-    Inside another one, the other one waits.
-
-    Where PyTorch has no such step, each graph waits for its own.
-    """
+    """Wait for the kernels of everything that this thread compiles inside when all is compiled; of nested ones the
+    outermost waits. Where PyTorch has no such step, each graph waits for its own."""
     original = getattr(AsyncCompile, WAIT_FOR_KERNELS, None)
     if original is None:
         yield

@@ -25,15 +25,11 @@ class KnobStep(nn.Module):
     """A training step under torch.compile's own partition: ``loss = step(*batch)`` or ``step(**batch)``.
 
     Batches of other shapes and modes are compiled again under the same knob. No budget is promised. Random numbers are
-    drawn once a step, unlike under PyTorch's setting alone.
-
-    Attributes:
-        before: called before each half of it is compiled.
+    drawn once a step, unlike under PyTorch's setting alone. ``before`` is called before each half of it is compiled.
 
     Args:
-        model, loss: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
+        model, loss, mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
         knob: the ``activation_memory_budget``, from 0 to 1.
-        mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
 
     Raises:
         InputError: the knob is out of range, the mode is unknown, or a wrapper is around the model or inside it.

@@ -31,11 +31,8 @@ SMALL_BYTES = 8 << 20  # what is written twice, where the parts are not put toge
 
 
 def lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool) -> fx.GraphModule:
-    """The graph after Inductor's decompositions and those of our own operators.
-
-    Args:
-        channels_last: from the start; from where a result is otherwise.
-    """
+    """The graph after Inductor's decompositions and those of our own operators; ``channels_last`` from the start, or
+    from where a result is otherwise."""
     # Constants that decompositions create must be fake like the inputs.
     fake_mode = detect_fake_mode(inputs)
     with contextlib.nullcontext() if fake_mode is None else fake_mode:
@@ -68,11 +65,8 @@ def nest_concatenations(graph: fx.Graph) -> None:
 
 
 def kind_of(segment: Segment, given: Sequence[Any], storages: Storages) -> Hashable:
-    """Key of a segment, the same for equal segments; one with constants of its own is equal to no other.
-
-    Args:
-        given: fakes of what it reads.
-    """
+    """Key of a segment that reads the fakes ``given``, the same for equal segments; one with constants of its own is
+    equal to no other."""
     graph = segment.module.graph
     if graph.find_nodes(op="get_attr"):
         return id(segment)
@@ -84,11 +78,8 @@ def kind_of(segment: Segment, given: Sequence[Any], storages: Storages) -> Hasha
 
 @dataclass(frozen=True)
 class Lowered:
-    """A segment after all decompositions.
-
-    Attributes:
-        owners: for each result, the first of the inputs and results that has its storage: a place among both.
-    """
+    """A segment after all decompositions. ``owners`` has for each result the first of the inputs and results that has
+    its storage: a place among both."""
 
     module: fx.GraphModule
     owners: tuple[int, ...]
@@ -116,14 +107,7 @@ class Lowered:
 
 
 class Storages:
-    """Storages of a graph's values, which tell what values share memory.
-
-    Args:
-        fakes: the graph's inputs by name.
-
-    Attributes:
-        by_name: what stands for a value's storage; equal where values share one.
-    """
+    """Storages of a graph's values, in ``by_name``: equal where values share memory. ``fakes`` are the inputs."""
 
     def __init__(self, fakes: Mapping[str, Any]) -> None:
         self.by_name: dict[str, Hashable] = {name: _storage(value) for name, value in fakes.items()}

@@ -34,11 +34,8 @@ class HostCopy:
 
 
 def expect_transfers(operators: Operators, schedule: Schedule) -> None:
-    """Refuse transfers that the graphs cannot make.
-
-    Raises:
-        InputError: a result is sent that is not there, or too early, or fetched without having been sent.
-    """
+    """Raise an InputError for transfers that the graphs cannot make: a result is sent that is not there, or too early,
+    or fetched without having been sent."""
     offload, gone_before = schedule.offload, schedule.gone_before
     count, last = len(operators.forward), operators.last_readers
     computed = {c.forward for c in schedule.stages[0].computes}
@@ -58,11 +55,7 @@ def expect_transfers(operators: Operators, schedule: Schedule) -> None:
 
 
 class Sends:
-    """Sends of results to the host, in the forward graph.
-
-    Args:
-        channels_last: the layout that images travel in; that of the trace otherwise.
-    """
+    """Sends of results to the host, in the forward graph: images ``channels_last``, or else as they were traced."""
 
     def __init__(self, operators: Operators, schedule: Schedule, emitter: Emitter, *, channels_last: bool) -> None:
         self.operators, self.emitter, self.channels_last = operators, emitter, channels_last
@@ -75,10 +68,7 @@ class Sends:
 
     def before(self, j: int) -> None:
         """Emit what is due before forward operator j: sends, and waits (the number of forward operators: at the end).
-
-        Raises:
-            InputError: it would wait for a result that is not sent by then.
-        """
+        Raises an InputError if it would wait for a result that is not sent by then."""
         graph = self.emitter.graph
         while self._unsent and self._last[self._unsent[0]] < j:
             i = self._unsent.pop(0)
@@ -103,12 +93,8 @@ class Sends:
 
 
 class Fetches:
-    """Fetches of results from the host, in the backward graph.
-
-    Args:
-        host: the new node that holds a saved value.
-        channels_last: as they were sent.
-    """
+    """Fetches of results from the host, in the backward graph, in the layout that they were sent in; ``host`` gives the
+    new node that holds a saved value."""
 
     def __init__(
         self,

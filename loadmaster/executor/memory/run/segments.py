@@ -51,11 +51,8 @@ _KERNELS = 2
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a graph: its own graph module, and the names it reads and makes in order.
-
-    Attributes:
-        frees: names that it reads last; what the graph returns is not among them.
-    """
+    """Part of a graph: its own graph module, and the names it reads and makes in order. ``frees`` are names that it
+    reads last; what the graph returns is not among them."""
 
     module: fx.GraphModule
     reads: tuple[str, ...]
@@ -120,10 +117,8 @@ def _segment(module: fx.GraphModule, piece: Sequence[fx.Node], later: set[str]) 
 
 
 def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence[Runner]) -> Runner:
-    """Run segments one after another; every value is let go at its last reader.
-
-    It runs as Python written for these segments: a step has a hundred, and the host must stay ahead of the device.
-    """
+    """Run segments one after another; every value is let go at its last reader. It runs as Python written for these
+    segments: a step has a hundred, and the host must stay ahead of the device."""
     called = [f"run_{n}" for n in range(len(segments))]
     namespace: dict[str, Any] = dict(zip(called, runners, strict=True))
     exec(_code(module, segments, called), namespace)
@@ -194,11 +189,8 @@ def repeated_pieces(run: Sequence[fx.Node]) -> list[Sequence[fx.Node]]:
 
 
 def described(node: fx.Node, named: Callable[[fx.Node], str] = lambda _: "") -> Hashable:
-    """Key of a node without its name: equal for operators that compile to the same code.
-
-    Args:
-        named: what to call the nodes that it reads.
-    """
+    """Key of a node without its name, the nodes that it reads ``named``: equal for operators that compile to the same
+    code."""
     arguments = fx.node.map_arg((node.args, node.kwargs), named)
     target = node.target if node.op == "call_function" else None
     return node.op, target, str(arguments), described_tensors(tensors(value_of(node)))

@@ -34,12 +34,8 @@ SETTLED = 0.1  # a forward pass whose bytes differ by more from the planned one 
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes and times of what one forward pass saved, without the time that it waited.
-
-    Attributes:
-        sizes: bytes of each tensor that could be sent, in the order they were saved.
-        at_s: when each was saved, after the first.
-        forward_s: from the first until the backward pass began.
+    """Bytes of each tensor that one forward pass could send, in the order they were saved, and times without waits:
+    ``at_s`` of each, after the first, and ``forward_s`` from the first until the backward pass began.
     """
 
     sizes: tuple[int, ...]
@@ -54,14 +50,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of the tensors to send away in a forward pass.
+    """Plan of a forward pass: the first ``sent`` of its ``tensors``, which have ``total_bytes``, are sent away.
 
-    Attributes:
-        tensors: how many the forward pass has that it is for.
-        sent: how many of them are sent, from the first on.
-        total_bytes: of all tensors of the forward pass that it is for.
-        backlog: bytes of stores that are expected not to be over when tensor n is saved.
-        due: bytes whose reading has to have begun when the backward pass needs tensor n, or begins before the next one.
+    ``backlog`` has the bytes of stores that are expected not to be over when tensor n is saved; ``due`` those whose
+    reading has to have begun when the backward pass needs tensor n, or begins before the next one.
     """
 
     tensors: int
@@ -89,10 +81,8 @@ def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> in
 
 
 def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float, *, window_bytes: int) -> Plan:
-    """Plan what to send of forward passes like the profiled one; nothing, where that is hardly anything.
-
-    Args:
-        window_bytes: of stores that nobody waits for: so much of what is sent may still be there at the end.
+    """Plan what to send of forward passes like the profiled one; nothing, where that is hardly anything. As much as
+    ``window_bytes`` of it, stores that nobody waits for, may still be there at the end.
     """
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
     if sum(profile.sizes[:sent]) - window_bytes < WORTH * profile.total_bytes:

@@ -77,11 +77,7 @@ class Checked:
         return _version(self._tensor) == self._version
 
     def tensor(self) -> Tensor:
-        """Return the saved tensor.
-
-        Raises:
-            RuntimeError: it was modified in place.
-        """
+        """Return the saved tensor; raises RuntimeError if it was modified in place."""
         if not self.unchanged():
             raise modified(Layout.of(self._tensor), (self._version, _version(self._tensor)))
         return self._tensor
@@ -124,12 +120,10 @@ class Remains:
 
 
 class Part:
-    """One stretch of saved memory; see the head of the file. All methods are called under the cache's lock.
+    """One stretch of saved memory, uint8 [n]; see the head of the file. All methods are called under the cache's lock.
 
-    Args:
-        source: uint8 [n]: memory that was saved.
-        checked: the tensor whose version says whether the memory is as it was; None for a copy of our own.
-        remains: where what it holds goes in the end.
+    ``checked`` is the tensor whose version says whether the memory is as it was; None for a copy of our own. Copies
+    that are under way when the part dies are left to ``remains``.
 
     Attributes:
         stream: the one that the memory it comes back to belongs to.
@@ -194,11 +188,7 @@ class Part:
             self.load, self.target, self.arrived = None, None, False
 
     def memory(self, layout: Layout) -> Tensor:
-        """Return the memory that holds the part on the device.
-
-        Raises:
-            RuntimeError: it was modified in place.
-        """
+        """Return the memory that holds the part on the device; raises RuntimeError if it was modified in place."""
         if self._ruined:
             raise modified(layout, None)
         if self._checked is not None:
@@ -219,12 +209,8 @@ class Part:
 
 
 class Record:
-    """Parts of one storage that graphs saved.
-
-    Attributes:
-        views: those that wait for a decision, by layout.
-        whole: the part that holds the whole storage, if there is one.
-        pieces: parts that hold copies of single views, with the layouts of the copies.
+    """Parts of one storage that graphs saved: ``views`` wait for a decision, by layout; ``whole`` holds the whole
+    storage, if a part does; ``pieces`` hold copies of single views, with the layouts of the copies.
     """
 
     def __init__(self, storage_bytes: int) -> None:

@@ -17,21 +17,12 @@ _MARK = "_loadmaster_held"
 
 
 class Selection:
-    """Rule that selects the saved tensors to take.
+    """Rule that selects the saved tensors to take: no parameters or buffers, and no storages below ``min_bytes``.
 
-    Storages of parameters and buffers are marked, so that every view of them is known and a mark is gone with its
-    storage: addresses are used again, marks are not.
-
-    Args:
-        modules: whose parameters and buffers stay.
-        min_bytes: storages below that stay.
-
-    Attributes:
-        device: that tensors are taken from: a CUDA device if anything of the model is on one.
-        token: number of the selection, and so of its cache.
-
-    Raises:
-        InputError: the model is on a device that nothing can be sent from.
+    Storages of the modules' parameters and buffers are marked, so that every view of them is known and a mark is gone
+    with its storage: addresses are used again, marks are not. ``device`` is a CUDA device if anything of the model is
+    on one; ``token`` numbers the selection, and so its cache. Raises InputError if nothing can be sent from the model's
+    device.
     """
 
     def __init__(self, modules: Iterable[nn.Module], min_bytes: int) -> None:

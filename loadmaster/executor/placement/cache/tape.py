@@ -49,14 +49,9 @@ class Stopwatch:
 class Tape:
     """The uses of records in one forward pass, or in several with no backward pass between them.
 
-    Attributes:
-        sizes: bytes of the parts that were met first here; the plan counts them.
-        plan: what is sent of it; None for everything.
-        timed: passes that the plan was made from.
-        watch: times this one, where a plan is to be made of it.
-        begun: the backward pass has begun.
-        ahead_bytes: brought back, and not needed yet.
-        brought_bytes: brought back in this backward pass.
+    ``sizes`` are the bytes of the parts that were met first here, which the plan counts. ``plan`` says what is sent
+    (None: everything), after ``timed`` passes; ``watch`` times this one, for a plan. Once the backward pass has
+    ``begun``, ``brought_bytes`` come back in all, and ``ahead_bytes`` of them are not needed yet.
     """
 
     def __init__(self, plan: Plan | None, timed: int, watch: Stopwatch | None) -> None:

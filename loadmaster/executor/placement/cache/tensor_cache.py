@@ -49,11 +49,7 @@ Place = str | PathLike[str] | Sequence[str | PathLike[str]] | Backend
 
 
 def opener(to: Place) -> Callable[[], Backend]:
-    """Return the function that opens the backend, and opens it again after it was closed.
-
-    Raises:
-        InputError: it is not a place for tensors.
-    """
+    """Return the function that opens the backend, also after it was closed; InputError if ``to`` is no place."""
     if to == "host":
         return HostMemory
     folders: list[str] | None = None
@@ -96,7 +92,6 @@ class _Home:
         self.traffic: Traffic | None = None
 
     def open(self, window_bytes: int | None, tally: Tally) -> Traffic:
-        """Open the backend, if it is not open, and return the traffic with it."""
         if self.traffic is None:
             self.traffic = Traffic(self._opener(), window_bytes, tally)
         return self.traffic

@@ -37,13 +37,9 @@ class _Store:
 class Traffic:
     """Stores and loads between the device and a backend. All methods are called under the cache's lock.
 
-    Args:
-        window_bytes: on its way at most, each way; None finds it: as much as the backend moves in ``LATENCY_S``, and
-            the last part that was sent, which nobody waits for before there is another one.
-
-    Attributes:
-        remains: what parts left behind that nobody needs any more.
-        failure: the first store that failed since it was asked for.
+    At most ``window_bytes`` are on their way, each way; None finds it: as much as the backend moves in ``LATENCY_S``,
+    and the last part that was sent, which nobody waits for before there is another one. ``remains`` are what parts left
+    behind that nobody needs any more; ``failure`` is that of the first store that failed since it was asked for.
     """
 
     def __init__(self, backend: Backend, window_bytes: int | None, tally: Tally) -> None:
@@ -154,11 +150,7 @@ class Traffic:
         self._tally.add("loaded", part.size_bytes)
 
     def arrive(self, part: Part) -> None:
-        """Let the current stream, or the host, wait for a load.
-
-        Raises:
-            LoadmasterError: it failed.
-        """
+        """Let the current stream, or the host, wait for a load; raises LoadmasterError if it failed."""
         if part.load is None or part.target is None:
             return
         begun_s = time.perf_counter()

@@ -1,11 +1,9 @@
 """Copies of whole storages to host memory and back.
 
-On CUDA each direction has a stream. A copy to the host waits for what the compute stream was given before it, and the
-device memory is free for the compute stream once that waits for the copy. A copy back goes into memory of the compute
-stream, after what that was given before. On any other device a copy is over when it is made.
-
-A host block is let go of after the compute stream waited for the last copy that used it, and a new copy waits for the
-compute stream: so a block can be used again by either stream.
+On CUDA each direction has a stream. A copy to the host waits for the earlier work of the compute stream; the device
+memory is free for the compute stream once that waits for the copy. A copy back goes into memory of the compute stream,
+after its earlier work. A host block is let go of after the compute stream waited for the last copy that used it, and a
+new copy waits for the compute stream: so either stream can use it again. On other devices copies are made at once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Pages of storages, on the device or in host memory, under a byte limit.
 
-Every storage of the device has a page. A page that is not needed can be evicted: its storage is resized to nothing, its
-bytes are in the host until an operator needs them. The copy in the host stays good until the page is written, and saves
-the next one. A storage that dies is forgotten, on either side, without a copy. The account holds what is on the
-device, copies under way included. It exceeds the limit only for operators whose results nobody can foresee, and those
-are counted.
+Every storage of the device has a page. To evict a page, its storage is resized to nothing, and its bytes are in the
+host until an operator needs them. The copy in the host stays good until the page is written, and saves the next one. A
+storage that dies is forgotten without a copy. The account holds what is on the device, copies under way included. It
+exceeds the limit only for operators whose results nobody can foresee, and those are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class Page:
 
     Attributes:
         storage: a weak reference; the tensors hold it.
-        resident: whether it has device memory.
         fixed: it cannot move: it is small, its size cannot change, or its address was given away.
         host: its bytes in the host, None where there is no good copy.
         arriving, leaving: copies under way, which ``held`` keeps the storage for.
@@ -75,15 +73,10 @@ class Counts:
 
 
 class PagedMemory:
-    """Storages of one device as pages under a byte limit.
+    """Storages of one device as pages under a byte limit; those smaller than ``small_bytes`` never move.
 
-    Args:
-        small_bytes: smaller storages never move.
-
-    Attributes:
-        paused: everything is on the device and stays there.
-        choice: which page leaves for what an operator needs.
-        was_short: whether any page had to leave.
+    While ``paused``, everything is on the device and stays there. ``choice`` picks the page that leaves for what an
+    operator needs; ``was_short`` says whether any page had to leave.
     """
 
     def __init__(self, budget_bytes: int, copies: Copies, small_bytes: int) -> None:
@@ -139,14 +132,9 @@ class PagedMemory:
     # Room
 
     def ensure(self, pages: Collection[Page], contents: Collection[Page], new_bytes: int, what: Any) -> None:
-        """Have these pages on the device, and room for as many bytes in addition.
+        """Have these pages on the device, and room for more bytes; raises InputError if they do not fit into the limit.
 
-        Args:
-            contents: those whose bytes are needed; the others are written whole.
-            what: the operator, for messages.
-
-        Raises:
-            InputError: they do not fit into the limit.
+        The bytes of ``contents`` are needed; the other pages are written whole. ``what`` is the operator, for messages.
         """
         missing = [page for page in pages if not page.resident]
         room = new_bytes + sum([page.size_bytes for page in missing])
@@ -253,10 +241,8 @@ class PagedMemory:
                 self._left(page)
 
     def restore_all(self) -> None:
-        """Bring all pages back, whatever the limit.
-
-        Raises:
-            torch.OutOfMemoryError: the device does not hold it. Pages that are not back have their bytes in the host.
+        """Bring all pages back, whatever the limit. Raises torch.OutOfMemoryError if the device does not hold them; the
+        bytes of those that are not back are in the host.
         """
         for page in self.pages():
             if page.arriving is not None:

@@ -10,10 +10,8 @@
 Parameters, gradients, optimizer state and activations are all paged: each storage is on the device when an operator
 needs it. The first step is paged by demand, and the least recently used leaves. The next ones bring what came next in
 those before; then a plan of the recorded step says what moves when. Numbers are those of the same operators without a
-pager. A step ends with the optimizer's.
-
-What is replayed without PyTorch's dispatcher (CUDA graphs, kernels that are launched with raw addresses) cannot be
-paged: an address that is asked for keeps its storage on the device, and with ``debug`` it is refused.
+pager. A step ends with the optimizer's. What is replayed without PyTorch's dispatcher (CUDA graphs, kernels launched
+with raw addresses) cannot be paged: an address that is asked for keeps its storage on the device.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class Pager:
 
     Args:
         model: on the device that it trains on.
-        optimizer: of its parameters. None: call :meth:`end_step` after each step.
+        optimizer: None: call :meth:`end_step` after each step.
         budget_bytes: of all storages on the device together, a number or as in ``"6GiB"``.
         planner: plans a problem under the budget it comes with: ``loadmaster.plan``. None: without a plan.
         prefetch: what moves pages where no plan is followed. ``"correlation"``: what came next the last time comes

@@ -1,10 +1,10 @@
 """Prefetching of pages where no plan says when they move: what comes next is what came next the last time.
 
 Correlation prefetching [DeepUM23] section 4, by the chain that the simulator of ``models`` has too. A kernel's
-execution id is its operator with the shapes of its tensors. Storages are new in every step, and so are their addresses:
-a page is known by its *slot*, which says at what call of the step it was made or first given. What is predicted is
-brought as far as room is free or held by pages that are not predicted, and these are copied to the host before they
-have to leave: so that neither direction keeps an operator waiting. A wrong prediction costs time, and nothing else.
+execution id is its operator with the shapes of its tensors. Storages, and their addresses, are new in every step: a
+page is known by its *slot*, the call of the step at which it was made or first given. Predicted pages come as far as
+room is free or held by pages that are not predicted; those are copied to the host before they have to leave, so that
+neither direction keeps an operator waiting. A wrong prediction costs time, and nothing else.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A call that was not recorded (a loss that is printed now and then) is passed ove
 if one of the next that do come was recorded soon after. After too many strangers the rest of the step has no plan.
 Whatever is followed, an operator gets its pages: a plan only decides when they move.
 
-Each shape of the step that came back has a plan; the least recently used one is dropped. Which shape a step has is
-known when its calls are. Until they differ, the plan is followed of the shape that came after the last one before; then
-that of the shape whose calls these are.
+Each shape of the step that came back has a plan; the least recently used one is dropped. Until a step's calls show its
+shape, the plan is followed of the shape that came after the last one before.
 """
 
 from __future__ import annotations
@@ -30,14 +29,9 @@ Shape = Hashable
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A call of the recorded step.
-
-    Attributes:
-        key: what tells it from other calls: its operator, and shape and type of each tensor.
-        operands, births: numbers of the storages that it was given and that it made, in order; None where there is
-            no page.
-        new_bytes: what it allocated.
-        operator: its number among the recorded operators, if it is one.
+    """A call of the recorded step: ``key`` has its operator, and shape and type of each tensor. ``operands`` and
+    ``births`` number the storages that it was given and made, None where there is no page; ``operator`` numbers it, if
+    it is one.
     """
 
     key: Hashable
@@ -182,11 +176,7 @@ class Follower:
 
 
 class Shapes:
-    """Followers of plans, by the shape of the step.
-
-    Attributes:
-        active: the one that is followed; None: there is no plan.
-    """
+    """Followers of plans, by the shape of the step; ``active`` is followed, None: there is no plan."""
 
     def __init__(self) -> None:
         self.active: Follower | None = None

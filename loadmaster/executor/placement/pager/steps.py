@@ -40,12 +40,9 @@ _FOLLOWED = 0.9  # of the recorded calls: a step that makes fewer of them has st
 
 @dataclass(frozen=True)
 class StepStats:
-    """Figures of one step.
-
-    Attributes:
-        planned: share of the plan's calls that were made; 0 where no plan was followed.
-        faults: pages that an operator had to wait for.
-        prefetches: pages that were on their way before; ``late`` had no room when the plan said so.
+    """Figures of one step. ``planned`` is the share of the plan's calls that were made, 0 without a plan; ``faults``
+    are pages that an operator had to wait for, ``prefetches`` were on their way before, ``late`` ones had no room when
+    they should.
     """
 
     planned: float
@@ -92,13 +89,8 @@ class Tape:
 class Steps:
     """Course of training from step to step: records steps, has them planned, and guides what moves.
 
-    Args:
-        planner: makes the plan of a problem with its budget; None: there is never a plan.
-        tier: where pages go.
-        prefetcher: brings pages where no plan is followed; None: they move by demand there.
-
-    Attributes:
-        prefetcher: the one in use, while no plan is followed.
+    ``planner`` plans a problem with its budget; None: there is never a plan. Pages go to ``tier()``. ``prefetcher``
+    brings pages where no plan is followed; None: they move by demand. The attribute is None while a plan is followed.
     """
 
     def __init__(

@@ -57,9 +57,8 @@ _CHOOSE = (
 
 @contextlib.contextmanager
 def as_one_graph(**settings: Any) -> Iterator[None]:
-    """Trace inside the block without graph breaks at logging, printing and gradients that the model takes itself.
-    What a model logs or prints appears neither in the tracing nor in the planned steps. Other settings of Dynamo's hold
-    for as long.
+    """Trace inside the block without graph breaks at logging, printing and gradients that the model takes itself. Logs
+    and prints appear neither in the tracing nor in planned steps. Other settings of Dynamo's hold for as long.
     """
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     metrics = logging.getLogger("torch._dynamo.metrics_context")
@@ -85,19 +84,16 @@ def _logging_functions(methods: tuple[tuple[str, Any], ...]) -> frozenset[Any]:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for the error that PyTorch 2.11 logs of its own metrics, which cannot hold a set of functions.
-
-    Its traceback has the step's tensors in its frames, and whoever keeps the record keeps them in memory.
+    """Return False for the error that PyTorch 2.11 logs of its own metrics, which cannot hold a set of functions: its
+    traceback would keep the step's tensors in memory.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], TypeError) and "metrics" in record.getMessage())
 
 
 @contextlib.contextmanager
 def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
-    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy.
-
-    The tracer's own traceback is not shown: of hundreds of lines none is the user's. It is the error's ``__context__``.
-    Loadmaster's errors, and those of ``passing``, go through as they are.
+    """Turn the tracer's errors into an :class:`InputError` that names place and remedy; Loadmaster's and ``passing``
+    ones pass. The tracer's own traceback is only the ``__context__``: of hundreds of lines none is the user's.
     """
     try:
         yield

@@ -60,12 +60,7 @@ class Bound:
 def all_bounds(
     instance: Instance, *, divisible: bool = False, over: Callable[[], bool] = lambda: False
 ) -> Iterator[Bound]:
-    """Yield every combinatorial bound, cheap ones first.
-
-    Args:
-        divisible: chunks may be cut into any number of parts.
-        over: asked by those that take long, which then end with what they have proved.
-    """
+    """Yield every combinatorial bound, cheap ones first; slow ones ask ``over`` and end with what they have."""
     network = Network(instance, divisible=divisible)
     yield Bound(dilation_ns(network), "dilation")
     yield Bound(shared_wires_ns(network), "messages over a shared wire")
@@ -89,13 +84,7 @@ def all_bounds(
 def lower_bound(
     instance: Instance, *, divisible: bool = False, enough_ns: int = NEVER, over: Callable[[], bool] = lambda: False
 ) -> Bound:
-    """The best of them; of equals the first.
-
-    Args:
-        divisible: as of :func:`all_bounds`.
-        enough_ns: a bound of this or more is not improved any further.
-        over: whether the time for it is up; the best so far is a bound, too.
-    """
+    """The best of them; of equals the first. A bound of ``enough_ns`` or more is not improved any further."""
     best = Bound(0, "nothing to do")
     for bound in all_bounds(instance, divisible=divisible, over=over):
         if bound.ns > best.ns:

@@ -72,10 +72,7 @@ _LARGEST = 512
 def pipelining_ns(
     network: Network, root: int, size_bytes: int, chunks: int, least_ns: int, over: Callable[[], bool] = lambda: False
 ) -> int:
-    """The bound of chunks of one size from one rank to all others, from a time on that is known to be needed.
-
-    ``over``: asked from try to try; what is refuted by then holds.
-    """
+    """The bound of chunks of one size from one rank to all others, above the known ``least_ns``; ``over`` ends it."""
     links = [network.topology.links[k] for k in network.used_links]
     others = network.rank_count - 1
     ports = [*network.entries, *network.exits]
@@ -108,7 +105,6 @@ class _Postal:
             self._grows.append(at)
 
     def refuted(self, deadline: int) -> bool:
-        """Return whether no schedule ends by a deadline."""
         tight: dict[int, int] = {}
         for m in range(self._chunks + 1):
             needed, until = self._others * (self._chunks - m), deadline - m * self._gap
@@ -156,10 +152,7 @@ _HAIR_NS = 1e-3
 
 
 def relaying_ns(network: Network, root: int, chunks: BoolArray) -> int:
-    """The bound for some chunks that start on one rank and are needed in every party: of ranks, and of nodes.
-
-    ``chunks``: [chunks] that start on ``root`` alone and have the same targets.
-    """
+    """Bound the ``chunks`` [chunks] that start on ``root`` alone and that all parties need: ranks, or nodes."""
     everyone = range(network.rank_count)
     ranks = _Cut(tuple(everyone), dict(enumerate(network.entries)), dict(enumerate(network.exits)))
     nodes = _Cut(network.topology.node_of, network.node_entries, network.node_exits)
@@ -215,14 +208,8 @@ def _bound_ns(network: Network, cut: _Cut, root: int, size_bytes: int, ranks: in
 
 @dataclass(frozen=True)
 class _Flow:
-    """Bytes sent by a time, by the root's party and by all parties together.
-
-    Attributes:
-        heads: per exit of the root's party, when it may start, and its gbps.
-        leave: gbps of all other exits.
-        latency: L.
-        others: p.
-    """
+    """Bytes sent by a time, by the root's party and by all parties together; ``latency`` is L, ``others`` p. ``heads``:
+    when each exit of the root's party may start, and its gbps. ``leave``: gbps of all other exits."""
 
     heads: Sequence[tuple[float, float]]
     leave: float

@@ -36,10 +36,7 @@ _HAIR_NS = 1e-3
 
 
 def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
-    """Yield the bounds (1) and (2) between ranks and between nodes; between nodes also that of node_sums.py.
-
-    ``meetings``: of sums with several targets.
-    """
+    """Yield (1) and (2) for sums with several targets, between ranks and between nodes; for nodes also node_sums.py."""
     in_ns = out_ns = home_in_ns = home_out_ns = 0
     if meetings and sum(found.count for found in meetings) == sum(c.goes_on for c in network.instance.chunks):
         in_ns = min(int(found.in_ns.min()) for found in meetings)
@@ -70,12 +67,9 @@ def least_traffic(network: Network) -> Iterator[float]:
 class _Cut:
     """A cut of the ranks into parties, with the sums, links and machines that count between them.
 
-    Attributes:
-        party_of: [ranks] each one's, of ``parties`` many.
-        chunks: sums with sources and targets in every party, of ``sum_bytes`` together.
-        machines: of the links into all parties. A resource may serve several; it works for all at its one speed.
-        crossing, local: links between parties, and within one.
-        sources, targets: of a sum, in every party at least.
+    ``chunks``: the sums with sources and targets in every party, ``sum_bytes`` together; ``sources`` and ``targets``
+    are the least numbers of them that a party has. ``machines``: of the links into all parties; a resource may serve
+    several, and works for all at its one speed. ``crossing`` and ``local``: links between parties, and within one.
     """
 
     between: str
@@ -132,7 +126,6 @@ def _cuts(network: Network) -> Iterator[_Cut]:
 
 
 def _joined(entries: Iterable[Sequence[Machine]]) -> list[Machine]:
-    """One machine for each resource."""
     found: dict[int, Machine] = {}
     for of_party in entries:
         for machine in of_party:

@@ -23,11 +23,10 @@ t is taken. Chunks that stay on one side of the cut do not count.
 Where chunks are divisible, the same is said of every byte of them: distances are those of one byte, and X is by bytes
 at the bandwidth of all machines together.
 
-Messages that must go one after another because one resource is the only way into several ranks, or out of them.
-
-Let all links into each rank of a set R hold one resource. Rank r of R must be sent S_r bytes: each copied chunk that it
-wants and does not have, and of each sum that it wants, unless all of it is its own, a part or the whole. A message has
-one target, so those for different ranks are different ones. All of them hold the resource, one after another:
+**Shared wires** are the only way into several ranks, or out of them. Let all links into each rank of a set R hold one
+resource. Rank r of R must be sent S_r bytes: each copied chunk that it wants and does not have, and of each sum that it
+wants, unless all of it is its own, a part or the whole. A message has one target, so those for different ranks are
+different ones. All of them hold the resource, one after another:
 
     sum over r in R of (message_ns + S_r / gbps), with the least message_ns and the largest gbps of the links,
 
@@ -121,10 +120,7 @@ def _heads_and_tails(network: Network, inside: BoolArray, links: list[int]) -> t
 
 
 def completions(machines: tuple[Machine, ...], message_bytes: IntArray) -> IntArray:
-    """Times when machines that start together complete 0, 1 .. units, [units + 1].
-
-    ``message_bytes``: [units] bytes of 1, 2 .. units on one machine.
-    """
+    """Times when machines that start together complete 0, 1 .. units, [units + 1]; ``message_bytes``: [units]."""
     each = [m.message_ns + m.bytes_ns(message_bytes) for m in machines]
     together = np.sort(np.concatenate(each))[: len(message_bytes)]
     return np.concatenate([np.zeros(1, dtype=np.int64), together])

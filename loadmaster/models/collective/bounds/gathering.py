@@ -108,13 +108,9 @@ class _Into:
 
 
 class _Entry:
-    """One machine into the node.
-
-    Attributes:
-        single_ns, two_ns, three_ns: [units] the times of (1) to (3).
-        heard_ns, served_ns: when one of its senders may have heard of 1, 2 .. sources; how long before the end what one
-            of its receivers gets may serve 1, 2 .. targets.
-    """
+    """One machine into the node; ``single_ns``, ``two_ns``, ``three_ns``: [units] the times of (1) to (3).
+    ``heard_ns``: when one of its senders may have heard of 1, 2 .. sources. ``served_ns``: how long before the end what
+    one of its receivers gets may serve 1, 2 .. targets."""
 
     def __init__(self, into: _Into, machine: Machine) -> None:
         network, message_bytes, one = into.network, into.message_bytes, into.one
@@ -157,10 +153,7 @@ class _Entry:
         return max(min(one, alone), min(two, together), three)
 
     def _over_ns(self, left_ns: int, before_ns: IntArray, after_ns: IntArray) -> IntArray:
-        """Earliest end on the machine of a message of 1, 2 .. units by (4), [units]; NEVER where time runs out.
-
-        Seen from the end, targets come before and sources after.
-        """
+        """Earliest end of a message of 1, 2 .. units by (4), [units], or NEVER. From the end, targets come before."""
         starts = np.unique(before_ns)
         before = np.searchsorted(before_ns, starts, side="right")
         ends = starts[:, None] + self.message_ns + self.bytes_ns
@@ -186,12 +179,8 @@ LARGEST_COUNT = 1024
 def gathering_bounds(
     network: Network, *, mirrored: bool = False, over: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[int, str]]:
-    """Yield all bounds of this module, at typical ranks and chunks.
-
-    Args:
-        mirrored: seen from the end, where delivery and few messages say nothing that was not said forwards.
-        over: asked by what takes long, which then ends with what it has proved.
-    """
+    """Yield all bounds of this module, at typical ranks and chunks; slow ones ask ``over`` and end with their best.
+    ``mirrored``: seen from the end, where delivery and few messages say nothing that was not said forwards."""
     copies = ~network.reduces
     alone = (network.targets.sum(axis=1) == 1) & (network.reduces | (network.sources.sum(axis=1) == 1))
     done: set[bytes] = set()
@@ -215,10 +204,7 @@ def gathering_bounds(
 
 
 def knowledge_bounds(network: Network, chunks: BoolArray) -> Iterator[tuple[int, str]]:
-    """Yield bounds on the time when every rank that wants all of some copied chunks has them.
-
-    ``chunks``: [chunks] the set D.
-    """
+    """Yield bounds on the time when every rank that wants all of some copied chunks D, [chunks], has them."""
     if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
         return
     units = _units(network, chunks, network.sources[chunks], backwards=False)

@@ -62,9 +62,7 @@ class Units:
 
     Attributes:
         first: [ranks] units that each rank starts with (backwards: that end there).
-        count: of all units.
         message_bytes: [units] what a message of 1, 2 .. units carries at least.
-        unit_bytes: of the smallest unit.
         partial: the last unit of a message, or of a rank, may be there in part (divisible chunks).
         limit: [links] how many units may use each link; 0 closes it.
         backwards: time runs from the end.
@@ -147,11 +145,9 @@ _Look = tuple[bool, tuple[_Kind, ...]]
 
 
 class Growth:
-    """Least times tau of all ranks and numbers of units: ``tau[colour_of[rank], j]``.
-
-    Ranks of one colour have the same equations, and so have nodes: colours are refined until their machines, and the
-    colours at the other ends, are the same.
-    """
+    """Least times tau of all ranks and numbers of units: ``tau[colour_of[rank], j]``. Ranks of one colour have the same
+    equations, and so have nodes: colours are refined until their machines, and the colours at the other ends, are the
+    same."""
 
     def __init__(self, network: Network, units: Units) -> None:
         self._network, self._units = network, units
@@ -205,10 +201,7 @@ class Growth:
         return len(nodes) == 1, tuple(sorted(kinds))
 
     def arrivals_ns(self, machine: Machine, first_ns: int = 0) -> IntArray:
-        """Times when a machine of a rank may have brought 1, 2 .. units that the rank did not start with: [units].
-
-        ``first_ns``: none of its messages starts before.
-        """
+        """Times when a machine may have brought a rank 1, 2 .. new units, [units]; none starts before ``first_ns``."""
         table = _Table()
         self._add(table, (machine,), inside_node=True)
         if not table.rows:
@@ -294,10 +287,7 @@ class Growth:
 
 
 def flat_growth(network: Network, ranks: BoolArray, size_bytes: int, usable: BoolArray, *, backwards: bool) -> Growth:
-    """Growth where each of some ranks [ranks] has one unit at first, and only the first one in a message costs bytes.
-
-    ``usable``: [links] that units may use.
-    """
+    """Growth where some ranks have one unit at first, and only a message's first costs bytes. ``usable``: [links]."""
     count = int(ranks.sum())
     sizes = np.full(count, size_bytes, dtype=np.int64)
     limit = usable.astype(np.int64) * count

@@ -50,10 +50,7 @@ _MOST_WORK = 1 << 27
 
 
 def lengths_ns(network: Network, over: Callable[[], bool] = lambda: False) -> int:
-    """The best bound found, by bandwidth alone.
-
-    ``over``: asked from round to round; the best so far is a bound, too.
-    """
+    """The best bound found by bandwidth alone; ``over`` is asked each round, and the best so far is a bound, too."""
     best = max((work / math.fsum(lengths) for lengths, work in _weighted(network, over)), default=0.0)
     return NEVER if best >= NEVER else max(0, math.ceil(best * (1.0 - _ROUNDING) - _HAIR_NS))
 
@@ -182,7 +179,6 @@ class _Ways:
         return self._count * (self._into.size + self._count**2)
 
     def lengths_at_first(self) -> FloatArray:
-        """1 for every resource in use."""
         found = np.zeros(self._resource_count)
         found[self._held] = 1.0
         return found
@@ -197,10 +193,8 @@ class _Ways:
         return found
 
     def loads_ns(self, distances: FloatArray, lengths: FloatArray, size_bytes: FloatArray) -> FloatArray:
-        """Load of each resource, [resources], with all chunks on their shortest ways, in equal shares.
-
-        From each rank, what goes on through another is passed back to the links into it, the farthest rank first.
-        """
+        """Load of each resource, [resources], with all chunks on their shortest ways, in equal shares. From each rank,
+        what goes on through another is passed back to the links into it, the farthest rank first."""
         of_links = self._of_links(lengths)
         through = size_bytes.copy()
         carried = np.zeros(len(of_links))

@@ -30,10 +30,7 @@ _MOST_KINDS = 8
 
 @dataclass(frozen=True)
 class Meeting:
-    """Sums of one size with the same sources and targets, so many of them: in(w) and out(w) [ranks].
-
-    ``home_in_ns``, ``home_out_ns``: [ranks] of the sources and targets in the node of w alone.
-    """
+    """Sums of one size, sources and targets, ``count`` of them: in(w), out(w) [ranks]; ``home``: in w's node alone."""
 
     count: int
     in_ns: IntArray
@@ -86,10 +83,7 @@ def _beside(network: Network, rank: int) -> BoolArray:
 
 
 def _least_ns(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> IntArray:
-    """Least time to each rank from all ``members`` of a sum's sources, by growth and by distance: [ranks].
-
-    Backwards: from each rank to all members of a chunk's targets.
-    """
+    """Least time, [ranks], to each rank from all ``members``, by growth and distance; backwards: from it to them."""
     kind, size_bytes = network.kind_of[chunk], network.least_bytes(int(network.size_bytes[chunk]))
     growth = flat_growth(network, members, size_bytes, network.usable[kind], backwards=backwards)
     found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]

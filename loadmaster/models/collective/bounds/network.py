@@ -31,13 +31,8 @@ _HAIR_NS = 1e-3
 
 @dataclass(frozen=True)
 class Machine:
-    """A resource as one machine of a cut: every link of the cut is held by one machine, and each works alone.
-
-    Attributes:
-        links: indices of the links of the cut that it stands for.
-        message_ns: the least cost of a message on them.
-        gbps: of the fastest of them.
-    """
+    """A resource as one machine of a cut: every link of the cut is held by one machine, and each works alone. It stands
+    for the ``links`` of these indices: ``message_ns`` is their least cost of a message, ``gbps`` the fastest's."""
 
     resource: int
     links: tuple[int, ...]
@@ -50,12 +45,9 @@ class Machine:
 
 
 class Network:
-    """An instance, with what is asked of it again and again.
-
-    Attributes:
-        divisible: bounds are to hold for the chunks cut into any number of parts, each of one byte at least.
-        kind_of: [chunks] index of the chunk's kind: its size and its senders.
-    """
+    """An instance, with what is asked of it again and again. ``divisible``: bounds hold for chunks cut into any number
+    of parts, of one byte at least. ``kind_of``: [chunks] index of the chunk's kind, which is its size and its
+    senders."""
 
     def __init__(self, instance: Instance, *, divisible: bool = False) -> None:
         self.divisible = divisible
@@ -76,14 +68,12 @@ class Network:
         return np.array([c.size_bytes for c in self.instance.chunks], dtype=np.int64)
 
     def least_bytes(self, size_bytes: int) -> int:
-        """Bytes of a chunk of that size that travel as one at least: all, or a single byte if chunks are divisible."""
+        """Bytes that travel as one at least, of a chunk of that size: all, or one if chunks are divisible."""
         return 1 if self.divisible else size_bytes
 
     def units_of(self, chunks: BoolArray) -> tuple[int, IntArray]:
         """Measure chunks in units: the bytes of the smallest, and the least bytes of a message of 1, 2 .. units.
-
-        Divisible chunks are so many units of equal size that each chunk is some of them, or nearly.
-        """
+        Divisible chunks are so many units of equal size that each chunk is some of them, or nearly."""
         sizes = np.sort(self.size_bytes[chunks])
         if not self.divisible:
             return int(sizes[0]), np.cumsum(sizes)
@@ -113,10 +103,7 @@ class Network:
 
     @cached_property
     def distance_ns(self) -> IntArray:
-        """Least time in which a lone chunk of a kind gets from one rank to another, [kinds, ranks, ranks].
-
-        Of divisible chunks: a lone byte.
-        """
+        """Least time of a lone chunk (divisible: a lone byte) of a kind between ranks, [kinds, ranks, ranks]."""
         found = np.full((len(self._kinds), self.rank_count, self.rank_count), NEVER, dtype=np.int64)
         for kind, (size_bytes, _) in enumerate(self._kinds):
             matrix = found[kind]
@@ -138,10 +125,7 @@ class Network:
         return found
 
     def cover(self, links: Iterable[int]) -> tuple[Machine, ...]:
-        """Cover links by few machines: each link goes to one of its resources.
-
-        Any choice gives a valid bound; the resource that holds the most links left is taken first.
-        """
+        """Cover links by few machines. Any choice gives a valid bound; the resource with most links left goes first."""
         left = set(links)
         holders: dict[int, set[int]] = {}
         for k in left:
@@ -208,11 +192,8 @@ class Network:
 
     @cached_property
     def alike(self) -> IntArray:
-        """Colours of the ranks, [ranks]: equal for ranks that no few looks around tell apart.
-
-        By colour refinement, from the bytes that a rank starts and ends with. Bounds are looked for at one rank of
-        each colour only: the largest over some ranks is a bound, whether or not the others would give the same.
-        """
+        """Colours of the ranks, [ranks], by refinement from the bytes that each starts and ends with. Bounds are looked
+        for at one rank of each colour: the largest over some ranks is a bound, whatever the others give."""
         start = [
             (int(self.size_bytes[self.sources[:, r]].sum()), int(self.size_bytes[self.targets[:, r]].sum()))
             for r in range(self.rank_count)
@@ -260,10 +241,7 @@ def numbered(values: Sequence[object]) -> list[int]:
 
 
 def first_allowed_ns(refuted: Callable[[int], bool], refuted_ns: int) -> int:
-    """The first time that is not refuted, after one that is; NEVER where it is later than that.
-
-    ``refuted``: once it does not refute a time, it refutes no later one.
-    """
+    """The first time that is not refuted, after one that is; NEVER if later. After it none may be refuted."""
     low, high = refuted_ns, 2 * refuted_ns + 1
     while high < NEVER and refuted(high):
         low, high = high, 2 * high

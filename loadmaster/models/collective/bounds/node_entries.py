@@ -186,22 +186,15 @@ def only_entry_ns(network: Network, growth: Growth, units: Units, chunks: BoolAr
 
 
 def _least_bytes(units: Units, count: int, ranks: int) -> IntArray:
-    """Least bytes of 1, 2 .. units that p brings again, as many as each of the ranks needs: [count ranks].
-
-    A unit in part counts as one, for every rank: of so many units, all but one for each rank are there in full.
-    """
+    """Least bytes of 1, 2 .. units that p brings again, as many as each of the ranks needs: [count ranks]. A unit in
+    part counts as one, for every rank: of so many units, all but one for each rank are there in full."""
     times = np.arange(1, count * ranks + 1, dtype=np.int64)
     return np.maximum(times - ranks, 0) * units.unit_bytes + 1 if units.partial else times * units.unit_bytes
 
 
 class _Inside:
-    """A node from b on, once for each e: e has some units, and so has one more rank, for what p brings again.
-
-    All are in one network, where the growth engine goes only once through those that are equal.
-
-    Attributes:
-        entered: every e.
-    """
+    """A node from b on, once for each e: e has some units, and so has one more rank, for what p brings again. All are
+    in one network, where the growth engine goes only once through those that are equal. ``entered``: every e."""
 
     def __init__(self, network: Network, units: Units, count: int, node: int, entry: Machine) -> None:
         topology = network.topology
@@ -247,13 +240,7 @@ class _Inside:
 
 
 def _first_ns(arrives_ns: IntArray, ranks: Sequence[IntArray], again_ns: IntArray) -> int:
-    """The least over n, those first that arrive first.
-
-    Args:
-        arrives_ns: b, by n.
-        ranks: per rank of W, its times.
-        again_ns: those of p.
-    """
+    """The least over n, those first that arrive first: of b (by n), the times of each rank of W, and those of p."""
     best = NEVER
     if not ranks:
         return int(arrives_ns.min())

@@ -41,12 +41,7 @@ _HAIR_NS = 1e-3
 
 @dataclass(frozen=True)
 class Phase:
-    """Parts seen from the start, or copies seen from the end.
-
-    Attributes:
-        home_ns: h, or t: within a node.
-        all_ns: in, or out: between one rank and all.
-    """
+    """Parts seen from the start, or copies from the end: ``home_ns`` is h or t in a node, ``all_ns`` is in or out."""
 
     home_ns: int
     all_ns: int
@@ -57,14 +52,7 @@ class Phase:
 
 
 def node_sums_ns(machines: Sequence[Machine], parties: int, size_bytes: int, latency_ns: int, *phases: Phase) -> int:
-    """The first end that is not refuted.
-
-    Args:
-        machines: of the links into all nodes.
-        size_bytes: S.
-        latency_ns: L.
-        phases: of parts, and of copies.
-    """
+    """The first end that is not refuted: S = ``size_bytes``, L = ``latency_ns``, the phases of parts and of copies."""
     busy = _Machines(Counter((m.gbps, m.message_ns) for m in machines), parties, latency_ns, phases)
     needed = 2 * (parties - 1) * size_bytes
     return first_allowed_ns(lambda ns: busy.carried(ns - latency_ns) + _HAIR_NS < needed, latency_ns)

@@ -63,7 +63,7 @@ _SQUARE = np.concatenate([[1.0], 1 / 4 + 1 / (2 * _COUNT[1:-1]), [1 / 4]])
 
 
 def waiting(network: Network, party_of: Sequence[int], crossing: Sequence[Link], chunks: Iterable[int]) -> float:
-    """Total wait W of some sums. ``crossing``: the links between parties."""
+    """Total wait W of some sums, where ``crossing`` are the links between parties."""
     size_bytes: Counter[int] = Counter()
     for chunk in chunks:
         size_bytes[int(network.kind_of[chunk])] += int(network.size_bytes[chunk])
@@ -78,15 +78,8 @@ def to_and_fro_ns(
     alone_ns: int,
     waiting_ns_bytes: float,
 ) -> int:
-    """The first end that is not refuted.
-
-    Args:
-        machines: of the links into all parties.
-        sum_bytes: S.
-        latency_ns: L.
-        alone_ns: the lesser of in and out.
-        waiting_ns_bytes: W.
-    """
+    """The first end that is not refuted: S = ``sum_bytes``, L = ``latency_ns``, W = ``waiting_ns_bytes``. ``alone_ns``:
+    the lesser of in and out."""
     count = Counter((m.gbps, m.message_ns) for m in machines)
     one_way = (parties - 1) * sum_bytes
 

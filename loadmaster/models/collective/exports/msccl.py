@@ -51,11 +51,8 @@ _COLLECTIVES: Mapping[Collective, tuple[str, bool]] = {
 
 
 def msccl_files(problem: CollectiveProblem, plan: CollectivePlan, instances: int = 1) -> dict[str, str]:
-    """File name -> XML, one for every algorithm of the table, for the sizes that it is the fastest of.
-
-    Raises:
-        InputError: as :func:`msccl_xml`.
-    """
+    """File name -> XML of each algorithm of the table, for the sizes it is the fastest of. Raises as
+    :func:`msccl_xml`."""
     files = {}
     for n, algorithm in enumerate(plan.algorithms):
         ends = plan.algorithms[n + 1].from_bytes - 1 if n + 1 < len(plan.algorithms) else 0
@@ -72,14 +69,11 @@ def msccl_xml(
     min_bytes: int = 0,
     max_bytes: int = 0,
 ) -> str:
-    """Write one algorithm as MSCCL XML.
-
-    Loaders do not compare roots: a rooted one is for programs that use its root only.
+    """Write one algorithm as MSCCL XML. Loaders compare no roots: a rooted one is for programs that use its root.
 
     Args:
         instances: parallel copies of every threadblock, each with its part of every chunk.
-        min_bytes: of the sizes it is for, counted as in the problem.
-        max_bytes: the last of them; 0: no limit.
+        min_bytes, max_bytes: the first and last size that it is for, counted as in the problem; 0: no last one.
 
     Raises:
         InputError: the format has no such collective, or a limit of the loaders is passed.
@@ -172,7 +166,6 @@ def _gpu(programs: Programs, rank: int, lanes: int) -> list[str]:
 
 
 def _operation(stream: Stream, move: Move) -> tuple[str, StreamPlace, StreamPlace]:
-    """Type, source and target of a step."""
     if stream.role == "send":
         return "s", move.source, move.source
     if stream.role == "local":
@@ -186,7 +179,6 @@ def _length(step: Step) -> int:
 
 
 def _last_steps(steps: Sequence[Step]) -> list[int]:
-    """Number in the format of each step's last step."""
     found, end = [], -1
     for step in steps:
         end += _length(step)

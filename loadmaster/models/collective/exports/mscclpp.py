@@ -57,13 +57,9 @@ Document = dict[str, Any]
 
 
 def mscclpp_files(problem: CollectiveProblem, plan: CollectivePlan, instances: int = 1) -> dict[str, str]:
-    """File name -> JSON, one for every algorithm of the table, for the sizes that it is the fastest of.
-
-    An algorithm whose sizes all have chunks below the executor's alignment is left out: it could not run.
-
-    Raises:
-        InputError: as :func:`mscclpp_plan`.
-    """
+    """File name -> JSON of each algorithm of the table, for the sizes it is the fastest of. Raises as
+    :func:`mscclpp_plan`. An algorithm whose sizes all have chunks below the executor's alignment is left out: it could
+    not run."""
     files = {}
     for n, algorithm in enumerate(plan.algorithms):
         ends = plan.algorithms[n + 1].from_bytes - 1 if n + 1 < len(plan.algorithms) else LARGEST_BYTES
@@ -85,14 +81,9 @@ def mscclpp_plan(
     min_bytes: int = 0,
     max_bytes: int = LARGEST_BYTES,
 ) -> Document:
-    """Write one algorithm as an execution plan of MSCCL++.
-
-    The executor runs it at every size from ``min_bytes`` to ``max_bytes`` that its chunks divide; the plan narrows that
-    down to what the executor can hold.
-
-    Raises:
-        InputError: the executor has no such collective, or one of its limits is passed.
-    """
+    """Write one algorithm as an execution plan of MSCCL++. The executor runs it at every size from ``min_bytes`` to
+    ``max_bytes`` that its chunks divide; the plan narrows that down to what the executor can hold. ``InputError``: it
+    has no such collective, or one of its limits is passed."""
     if problem.collective not in _COLLECTIVES:
         known = ", ".join(_COLLECTIVES)
         raise InputError("collective", problem.collective, "is not known to MSCCL++", f"It knows {known}.")
@@ -188,10 +179,8 @@ def _kind(topology: Topology, stream: Stream) -> str:
 
 
 def _channels(programs: Programs, topology: Topology, rank: int, kind: str) -> list[tuple[int, int, int, int]]:
-    """List the rank's channels as (from, to, instance, lane), in the order that both ends of a pair share.
-
-    The executor pairs the n-th channel that joins two ranks on one with the n-th on the other.
-    """
+    """List the rank's channels as (from, to, instance, lane), in the order that both ends of a pair share. The executor
+    pairs the n-th channel that joins two ranks on one with the n-th on the other."""
     mine = (s for s in programs.of_rank(rank) if s.role != "local" and _kind(topology, s) == kind)
     return sorted((*s.link, s.instance, s.lane) for s in mine)
 

@@ -44,14 +44,8 @@ class StreamPlace:
 
 @dataclass(frozen=True)
 class Move:
-    """Consecutive units that move together.
-
-    Attributes:
-        source: where they are read: on the sender, or on the rank itself where the step is local.
-        target: where the result goes.
-        operand: what they are added to; None: nothing.
-        landing: where they land on the receiver before they are added; None: nowhere.
-    """
+    """Consecutive units that move together from ``source`` (on the sender, or the rank itself) to ``target``. They are
+    added to ``operand`` (None: to nothing), after landing on the receiver at ``landing`` (None: nowhere)."""
 
     source: StreamPlace
     target: StreamPlace
@@ -129,11 +123,7 @@ class Programs:
 
 
 def expect_even(lowered: Lowered, instances: int) -> None:
-    """Refuse what these formats cannot say.
-
-    Raises:
-        InputError: chunks of several sizes, or chunks that do not divide into that many instances.
-    """
+    """Refuse chunks of several sizes, or that do not divide into that many instances, with an ``InputError``."""
     sizes = sorted({chunk.size_bytes for chunk in lowered.buffers.chunks})
     if len(sizes) != 1:
         raise InputError(
@@ -162,16 +152,9 @@ def fitted(
     longest: int,
     length: Callable[[Programs, Stream], int],
 ) -> Programs:
-    """Streams of at most ``longest`` operations, on as many lanes as that takes.
-
-    Args:
-        most_units: in one move.
-        staged: what is added lands in scratch first.
-        length: operations of a stream in the format.
-
-    Raises:
-        InputError: one step alone is too long.
-    """
+    """Streams of at most ``longest`` operations, as ``length`` counts them, on as many lanes as that takes.
+    ``most_units``: in one move. ``staged``: what is added lands in scratch first. ``InputError``: one step is too
+    long."""
     lanes: dict[tuple[int, int], int] = {}
     while True:
         programs = _Builder(lowered, chunk_count, instances, lanes, most_units, staged).build()
@@ -209,7 +192,6 @@ class _Builder:
         self._known: dict[Stream, dict[Stream, int]] = defaultdict(dict)
 
     def build(self) -> Programs:
-        """Build the streams of all instances."""
         ranks = range(self._lowered.rank_count)
         for instance in range(self._instances):
             at = [{c: self._unit("i", o, instance) for c, o in self._lowered.buffers.inputs[r].items()} for r in ranks]
@@ -301,7 +283,6 @@ class _Builder:
 
 
 def _runs(moves: list[Move], most: int) -> Iterator[Move]:
-    """Join neighbouring moves into runs of at most ``most`` units."""
     run: Move | None = None
     for move in moves:
         if run is not None and run.takes(move, most):

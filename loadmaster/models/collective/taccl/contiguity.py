@@ -59,13 +59,11 @@ class ContiguityVariables:
     """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
-        own: the hops that have columns, one of each orbit.
+        own: the hops that have columns, one of each orbit; ``send`` and ``lat`` are the columns of these.
         unit_ns: what the columns count time in.
         stretches: those of two hops or more, one of each orbit.
-        runs, lasts: the runs and D_R, in units.
-        runs_with: for each of ``own``, the runs that hold a hop of its orbit.
+        runs, lasts: the runs and D_R, in units; ``runs_with``: for each of ``own``, the runs with a hop of its orbit.
         earliest, latest: of the start of each hop's message, in units.
-        send, lat, together, time: the columns; ``send`` and ``lat`` of ``own``.
     """
 
     def __init__(
@@ -185,10 +183,8 @@ class Contiguity:
         return sends(v.ordered, [tuple(hops) for hops in messages.values()])
 
     def start(self, messages: Sequence[Message] | None = None) -> tuple[IntArray, FloatArray]:
-        """Columns and values of the schedule with these messages; None: with every hop alone.
-
-        A feasible point where the messages are runs of their stretches and all ends by the horizon.
-        """
+        """Columns and values of the schedule with these messages; None: with every hop alone. A feasible point where
+        the messages are runs of their stretches and all ends by the horizon."""
         v = self.variables
         messages = alone(v.ordered) if messages is None else messages
         begins: dict[int, int] = {}
@@ -213,10 +209,9 @@ def formulate(
     merging: frozenset[int] | None = None,
     horizon_ns: int | None = None,
 ) -> Contiguity:
-    """The program of ordered hops.
+    """The program of ordered hops, of which a message has at most ``limit`` chunks.
 
     Args:
-        limit: chunks of a message at most.
         merging: links on which chunks may travel together; None: all where a message costs something (message_ns > 0).
         horizon_ns: only schedules that end by then are looked for; None: when the order ends with every hop alone.
     """

@@ -8,9 +8,8 @@ round schedules a whole orbit: orders of images are images of orders.
 [Shah23]'s chunk_order(r1, r2) is :attr:`Ordered.chunk_order`; its switch_send_order(r) and switch_recv_order(r) are the
 orders of a switch's egress and ingress ports, here of any resource: :attr:`Ordered.resource_order`.
 
-Source: [Shah23], section 5.5.2.
-
-Ordered hops, some of which travel together, each as early as its order allows: from decisions to timed sends.
+Hops of one link may then travel together; each message starts as early as the order allows. Source: [Shah23], section
+5.5.2.
 """
 
 from __future__ import annotations
@@ -34,12 +33,9 @@ HEURISTICS: tuple[Heuristic, ...] = ("longest path from now first", "shortest pa
 
 @dataclass(frozen=True)
 class Ordered:
-    """Hops with a total order that every resource follows.
-
-    Attributes:
-        sequence: indices of the hops; each comes after all that it waits for.
-        orbit_of: per hop, the first hop of its orbit: they start together. Alone in it where symmetry is not kept.
-    """
+    """Hops with a total order that every resource follows. ``sequence``: indices of the hops, each after all that it
+    waits for. ``orbit_of``: per hop, the first hop of its orbit, which start together; itself where symmetry is not
+    kept."""
 
     instance: Instance
     hops: tuple[Hop, ...]
@@ -77,13 +73,8 @@ class Ordered:
 def order(
     instance: Instance, routes: Routes, heuristic: Heuristic = HEURISTICS[0], *, backward: bool = False
 ) -> Ordered:
-    """Order the hops of routes.
-
-    Routes that break the instance's symmetries, or whose images collide, are ordered without them.
-
-    Raises:
-        InputError: a route is not a tree, see :func:`loadmaster.models.collective.hops.hops_of`.
-    """
+    """Order the hops of routes; without the instance's symmetries if routes break these or their images collide.
+    ``InputError``: a route is not a tree, see :func:`loadmaster.models.collective.hops.hops_of`."""
     hops = hops_of(instance, routes)
     orbit_of = _kept_orbits(instance, hops)
     links, chunks = instance.topology.links, instance.chunks
@@ -101,11 +92,8 @@ def order(
 
 
 def order_of(instance: Instance, sends: Sequence[Send]) -> tuple[Ordered, tuple[tuple[int, ...], ...]]:
-    """The order that a schedule follows, and its messages as hops of it.
-
-    Raises:
-        InputError: the schedule's routes are not trees: a chunk is sent somewhere twice, say.
-    """
+    """The order that a schedule follows, and its messages as hops of it. ``InputError``: the schedule's routes are not
+    trees: a chunk is sent somewhere twice, say."""
     between = instance.topology.link_between
     routes: list[list[int]] = [[] for _ in instance.chunks]
     start_of: dict[tuple[int, int], int] = {}
@@ -216,11 +204,8 @@ def alone(ordered: Ordered) -> tuple[Message, ...]:
 
 
 def starts(ordered: Ordered, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Earliest start of each message.
-
-    Raises:
-        networkx.NetworkXUnfeasible: a message waits for itself: its chunks cannot travel together in this order.
-    """
+    """Earliest start of each message. ``networkx.NetworkXUnfeasible``: a message waits for itself: its chunks cannot
+    travel together in this order."""
     links = ordered.instance.topology.links
     message_of = {h: m for m, hops in enumerate(messages) for h in hops}
     graph = nx.DiGraph()

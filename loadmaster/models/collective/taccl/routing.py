@@ -113,9 +113,7 @@ class RoutingVariables:
     Attributes:
         chunk, link: c and the link of every is_sent [pairs].
         pairs: those of the first chunk of each orbit; rows are written for them.
-        time, sent: the columns of time, and of is_sent [pairs].
-        start: of start, by chunk and rank.
-        util: of is_util, by link.
+        time, sent, start, util: columns: of time, of is_sent [pairs], of start by (chunk, rank), of is_util by link.
         connection_weight_ns: g, what one link of a switch weighs; 0 where no policy asks.
     """
 
@@ -204,10 +202,7 @@ class Routing:
 
     def point(self, routes: Routes) -> FloatArray:
         """The point [columns] of known routes, for a solver to start from; not a solution if the program excludes them.
-
-        Raises:
-            InputError: they are not trees from the sources to the targets.
-        """
+        ``InputError``: they are not trees from the sources to the targets."""
         v = self.variables
         topology, values = v.instance.topology, np.zeros(self.program.column_count)
         used = {(c, k) for c, links in enumerate(routes) for k in links}

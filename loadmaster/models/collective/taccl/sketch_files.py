@@ -93,16 +93,9 @@ def published_sketch(name: str) -> Document:
 def read_sketch(
     source: Document | str | Path, topology: Topology, collective: Collective, name: str | None = None
 ) -> Sketch:
-    """A sketch from its file or its mapping.
-
-    Args:
-        topology: that it is for: it says what ``direct-map`` connects, and how many links share a NIC.
-        collective: tells the largest buffer of a rank from its input (``input_size``).
-        name: of the sketch; None: the file's.
-
-    Raises:
-        InputError: naming the field: unknown, or at odds with the topology.
-    """
+    """A sketch called ``name`` (None: as the file) from its file or its mapping. ``topology`` says what ``direct-map``
+    connects, and how many links share a NIC; ``collective`` tells the largest buffer of a rank from its input
+    (``input_size``). ``InputError`` names the field that is unknown, or at odds with the topology."""
     file = parse(_File, load_document(source))
     if file.nnodes is not None and file.nnodes != topology.node_count:
         remedy = f"Give a sketch for {topology.node_count}, or a topology of {file.nnodes} nodes."

@@ -21,12 +21,8 @@ Shape = tuple[int, ...]
 
 
 class Graph:
-    """A step under construction. Tensors are numbers.
-
-    Args:
-        element_bytes: of a parameter, and of everything that is computed.
-        hardware: whose times operators take.
-    """
+    """A step under construction, whose tensors are numbers; ``element_bytes`` are of a parameter and of all that is
+    computed, and operators take their times on the ``hardware``."""
 
     def __init__(self, element_bytes: int, hardware: Hardware) -> None:
         self.element_bytes, self.hardware = element_bytes, hardware
@@ -226,7 +222,6 @@ class Graph:
 
     @contextlib.contextmanager
     def _scope_of(self, tensor: int) -> Iterator[None]:
-        """The scope that a tensor was made in."""
         of, before = self.tensors[tensor], self._scope
         self._scope = None if of.tie is None else (of.name.rsplit(".", 1)[0], of.tie.rsplit(".", 1)[0])
         yield

@@ -17,13 +17,7 @@ from loadmaster.models.partition.tdl import operators as tdl
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformer.
-
-    Attributes:
-        kv_heads: of keys and values.
-        gated: whether the MLP has a gate (SwiGLU).
-        tied_head: whether logits are made by the embedding.
-    """
+    """A transformer: ``gated`` if the MLP has a gate (SwiGLU), ``tied_head`` if logits are made by the embedding."""
 
     layers: int
     hidden: int

@@ -1,5 +1,4 @@
-"""Wide residual networks on ImageNet ([Wang20] section 3.7.1): bottleneck blocks whose channels are all widened.
-
+"""Wide residual networks on ImageNet ([Wang20] section 3.7.1): bottleneck blocks whose channels are all widened, as in
 ``wresnet-152-10``: 152 layers, every convolution with ten times the channels of ResNet-152.
 """
 

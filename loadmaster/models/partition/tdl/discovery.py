@@ -131,11 +131,8 @@ def elements(expression: Expression) -> Iterator[Element]:
 
 
 def _needs(description: Description, name: str, extents: Extents) -> tuple[Need, ...] | None:
-    """Needs of a share of an index, for each input; None where the index cannot be split.
-
-    An input that is read by the index is cut along it: a kernel counts from the start of what it is given, so that all
-    of it would be the wrong part. What does not depend on the index is needed whole.
-    """
+    """Needs of a share of an index, for each input; None where the index cannot be split. An input that is read by the
+    index is cut along it: a kernel counts from the start of what it is given, so all of it would be the wrong part."""
     found: list[Need | None] = [None] * len(description.inputs)
     for result in description.results:
         for element in elements(result.element):

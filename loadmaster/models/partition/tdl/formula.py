@@ -78,11 +78,7 @@ class Formula:
         return tuple(s for s in found if not any(need.part == "P" for need in s.inputs))
 
     def extents(self, shapes: Sequence[Shape]) -> dict[str, int]:
-        """Extent of every letter, from the shapes of inputs and results.
-
-        Raises:
-            InputError: the shapes have other ranks, or a letter two extents.
-        """
+        """Extent of every letter, by shapes of inputs and results; raises InputError where ranks or extents differ."""
         found: dict[str, int] = {}
         letters = (*self.inputs, *self.results)
         if [len(of) for of in letters] != [len(shape) for shape in shapes]:
@@ -94,11 +90,7 @@ class Formula:
         return found
 
     def told_values(self, extents: Mapping[str, int], listed: Mapping[str, object]) -> dict[str, object]:
-        """Arguments for these extents.
-
-        Args:
-            listed: the arguments of the call: what is a list there stays one.
-        """
+        """Arguments for these extents; an argument that is a list in the call (``listed``) stays one."""
         found: dict[str, object] = {}
         for name, letters in self.told.items():
             values = [extents[c] for c in letters]

@@ -186,22 +186,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Description:
-    """Description of what an operator computes.
-
-    Attributes:
-        inputs: their names.
-    """
+    """Description of what an operator computes: the names of its inputs, and its results."""
 
     inputs: tuple[str, ...]
     results: tuple[Result, ...]
 
 
 def describe(operator: Callable[..., Any]) -> Description:
-    """The description that lambdas stand for.
-
-    Raises:
-        InputError: an index is not affine, or not an index.
-    """
+    """The description that lambdas stand for; raises InputError for an index that is not affine, or not an index."""
     names = _names(operator)
     made = operator(*(_Tensor(n, name) for n, name in enumerate(names)))
     return Description(names, tuple(_result(one) for one in (made if isinstance(made, tuple) else (made,))))

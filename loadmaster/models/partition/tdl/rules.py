@@ -209,7 +209,6 @@ def convolved_backward(call: TdlCall) -> Formula:
 
 
 def _asked(results: tuple[str, ...], call: TdlCall) -> tuple[str, ...]:
-    """The results that a backward pass is asked for."""
     return tuple(of for of, wanted in zip(results, call.arguments["output_mask"], strict=True) if wanted)
 
 

@@ -18,12 +18,8 @@ from loadmaster.models.partition.views import Cut, ShapeView
 
 @dataclass(frozen=True)
 class Seen:
-    """A strategy for the tensors themselves.
-
-    Attributes:
-        index: the one that is split.
-        cuts: of each view, of inputs and then of results; None where it is not split.
-    """
+    """A strategy for the tensors themselves, with the index that is split and the cut of each view, of inputs and then
+    of results; None where it is not split."""
 
     strategy: Strategy
     index: str
@@ -31,11 +27,8 @@ class Seen:
 
 
 def through_views(strategies: Sequence[Strategy], views: Sequence[ShapeView]) -> list[Seen]:
-    """The strategies that are some of the tensors' own.
-
-    Args:
-        views: of each input, and of each result: how the operator makes it, of how it is kept.
-    """
+    """The strategies that are some of the tensors' own. Views are of each input, and of each result: how the operator
+    makes it, of how it is kept."""
     return [seen for strategy in strategies for seen in _seen(strategy, views)]
 
 

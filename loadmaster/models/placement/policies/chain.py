@@ -41,7 +41,6 @@ class Chain:
 
     Args:
         is_missing: whether a block should be brought if it is predicted.
-        size_bytes: of a block.
         kernels: how many kernels are predicted ahead (N).
         window_bytes: no more is predicted while so much of what is predicted is missing; None: no bound.
         rows, associativity, successors: of the block table of every kernel.
@@ -108,7 +107,6 @@ class Chain:
             self._missing_bytes += self._missing[block]
 
     def _learn(self, kernel: int, blocks: tuple[int, ...]) -> _Link:
-        """Record what has just started, after what ran before it."""
         past = self._current
         before = (past.before[1], past.before[2], past.kernel)
         if past.kernel != _NOBODY:

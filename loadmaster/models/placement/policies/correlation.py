@@ -15,13 +15,8 @@ from loadmaster.models.placement.problem import Operator, PlacementProblem
 
 
 class Correlation(Policy):
-    """The least recently migrated block that is not predicted leaves; predicted ones come early.
-
-    Args:
-        kernels: how many kernels are predicted ahead (N).
-        window_bytes: no more is predicted while so much of what is predicted is in the tier; None: no bound.
-        rows, associativity, successors: of the block table of every kernel.
-    """
+    """The least recently migrated block that is not predicted leaves; predicted ones come early. Parameters are those
+    of :class:`~loadmaster.models.placement.policies.chain.Chain`; what is missing is in the tier."""
 
     name = "correlation"
 

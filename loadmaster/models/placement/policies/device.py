@@ -93,7 +93,7 @@ class Device:
             self._spoilt = True
 
     def keep(self, block: int) -> None:
-        """Keep a victim that is not gone yet, because it is needed; its store ends if it has started."""
+        """Keep a victim that is not gone yet, because it is needed; its store goes on if it has started."""
         self.place[block] = Place.HERE
         self.going_bytes -= self.sizes[block]
         self._dead.discard(block)

@@ -42,7 +42,6 @@ class PolicyRun:
         starts_us: [operators] when each starts; 0 is the end of the step before.
         stall_us: [operators] how long each waits for copies.
         faults: blocks that an operator had to wait for because nobody had brought them.
-        faults_by_step: the same of every step.
         dropped_bytes: of victims that left for nothing, because the tier had a good copy.
         resident_bytes: [operators] the most on the device, workspace included, from the end of the operator before to
             the end of each.
@@ -180,10 +179,7 @@ def run_policy(
     tier: int = 0,
 ) -> PolicyRun:
     """The step under a policy: one of :data:`POLICIES` as it is by default, or one that was made with other parameters.
-
-    Raises:
-        InputError: no policy has this name, or an operator alone needs more than the budget.
-    """
+    Raises InputError if no policy has this name, or an operator alone needs more than the budget."""
     if isinstance(policy, str):
         if policy not in POLICIES:
             raise InputError("policy", policy, "is no policy", f"Choose one of: {', '.join(POLICIES)}.")

@@ -107,7 +107,6 @@ class Belady(Policy):
         return max(free, key=lambda item: item[1], default=(None, 0))[0]
 
     def _after(self, block: int) -> int:
-        """The position of the first use after the operator that runs now."""
         step, i = divmod(self._at, self._count)
         uses = self._uses[block]
         later = bisect_right(uses, i)

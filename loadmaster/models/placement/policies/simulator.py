@@ -35,12 +35,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Log:
-    """The record of a run: everything that happened.
-
-    Attributes:
-        steps: of operators, each as many as the problem has.
-        faults: (step, operator, block) of blocks that an operator had to wait for because nobody had brought them.
-    """
+    """The record of a run of so many steps: all events, and faults (step, operator, block)."""
 
     events: tuple[Event, ...]
     steps: int
@@ -56,11 +51,7 @@ def replay_under(
     invalidate: bool = True,
     tier: int = 0,
 ) -> Log:
-    """Run ``steps`` steps; a policy is for one run.
-
-    Raises:
-        InputError: an operator alone needs more than the budget.
-    """
+    """Run ``steps`` steps; a policy is for one run. Raises InputError if one operator needs more than the budget."""
     expect_budget(problem, budget_bytes)
     if not 0 <= tier < len(problem.tiers):
         raise InputError("tier", tier, "is no tier", f"Tiers are numbered 0 to {len(problem.tiers) - 1}.")
@@ -70,11 +61,7 @@ def replay_under(
 
 
 def expect_budget(problem: PlacementProblem, budget_bytes: int) -> None:
-    """Refuse a budget that no policy and no plan can keep.
-
-    Raises:
-        InputError: naming the operator that needs most, and how much.
-    """
+    """Refuse a budget that no policy and no plan can keep; the InputError says which operator needs how much."""
     least, at = least_bytes(problem)
     if budget_bytes < least:
         where = f"operator {at} ({problem.operators[at].words})"

@@ -1,6 +1,5 @@
 """The tables of correlation prefetching [DeepUM23] section 4.2: which kernel follows, and which block follows within.
-
-Both hold what was seen and nothing else. Kernels are known by execution id, blocks by number.
+Kernels are known by execution id, blocks by number.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ History = tuple[int, int, int]
 
 
 def execution_ids(problem: PlacementProblem) -> list[int]:
-    """Number the kernel of every operator.
-
-    Operators that are equal to whoever launches them (name, sizes of what they read and write, time, workspace) are one
-    kernel, as are those in the paper whose name and arguments have one hash.
-    """
+    """Number the kernel of every operator. Operators that are equal to whoever launches them (name, sizes of what they
+    read and write, time, workspace) are one kernel, as are the paper's whose name and arguments have one hash."""
     sizes = [block.size_bytes for block in problem.blocks]
     numbers: dict[object, int] = {}
     found = []

@@ -14,11 +14,8 @@ _LOW, _HIGH = 'float("-inf")', 'float("inf")'
 
 
 class Accumulators:
-    """Accumulators of the aggregates of one pass, as text of a kernel.
-
-    Args:
-        rows: axes of the rows that are added up for.
-        slots: the axis of the rows that are added.
+    """Accumulators of the aggregates of one pass, as text of a kernel. ``rows`` are the axes of the rows that are added
+    up for, ``slots`` is that of the rows that are added.
     """
 
     def __init__(self, e: Expressions, phase: Phase, rows: tuple[str, ...], slots: str) -> None:
@@ -54,14 +51,10 @@ class Accumulators:
             block.add(f"a{n} = tl.full({shape}, {start}, {real})")
 
     def add(self, block: Block, n: int, x: Register, mask: Register, weight: Register | None = None) -> Register | None:
-        """Write the lines that add a tile to an aggregate.
+        """Write the lines that add a tile to an aggregate; of a logsumexp, return e to the x at the current scale.
 
-        Args:
-            weight: for a logsumexp of partial results, the sum that x is the scale of; for a softmax-weighted sum of
-                partial results, the factor that brings them to the present scale.
-
-        Returns:
-            For a logsumexp: e to the x, on the scale that holds until the next tile.
+        ``weight`` goes with partial results: for a logsumexp, the sum that x is the scale of; for a softmax-weighted
+        sum, the factor that brings them to the present scale.
         """
         reduce, axes, f = self.reduce(n), self.axes[n], self.f
         none = {"max": _LOW, "logsumexp": _LOW, "min": _HIGH}.get(reduce, "0.0")

@@ -41,10 +41,8 @@ NARROW_NUMBERS = (1 << 31) - (1 << 20)  # offsets beyond need 64 bits
 
 
 class TritonKernel:
-    """A kernel of a schedule, to be run on any graph.
-
-    Attributes:
-        longest: (over, to), if a graph is cut by how many rows of ``over`` one row of ``to`` has at the most.
+    """A kernel of a schedule, to be run on any graph. ``longest`` is (over, to), if a graph is cut by how many rows of
+    ``over`` one row of ``to`` has at the most.
     """
 
     def __init__(self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype) -> None:
@@ -64,9 +62,8 @@ class TritonKernel:
         self._bindings: dict[tuple[Cut | None, bool, frozenset[Space], Precision], Binding | None] = {}
 
     def on(self, indices: Indices) -> KernelRunner | None:
-        """Return the runner of the kernel on one graph.
-
-        None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
+        """Return the runner of the kernel on one graph. None where PyTorch's own operators do as well
+        (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
         """
         cut, ordered = None, False
         if self.kernel.template == "traverse":
@@ -95,9 +92,8 @@ class Binding:
     """The launches generated for a kernel, and what their parameters are bound to.
 
     Attributes:
-        functions: for each launch, the kernel of Triton.
+        functions: for each launch, the kernel of Triton; ``places``: (parameter, tensor of the call).
         fixed: for each launch and parameter, what is bound to a graph; None where a tensor of the call goes.
-        places: for each launch, (parameter, tensor of the call).
         compiled: on each device, what Triton made of each launch for all graphs; is added to.
     """
 
@@ -173,10 +169,8 @@ class TritonRunner:
             self._launches.append(BoundLaunch(*bound))
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
-        """Run the kernel; return what it stores, in order.
-
-        Raises:
-            InputError: a value is of another type or shape than the kernel was generated for, or is not contiguous.
+        """Run the kernel; return what it stores, in order. InputError: a value has another type or shape than the
+        kernel was generated for, or is not contiguous.
         """
         tensors = [held[n] for n in self._reads]
         for at, (tensor, dtype, shape) in enumerate(zip(tensors, self._dtypes, self._shapes, strict=True)):
@@ -193,7 +187,6 @@ class TritonRunner:
 
 
 def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:
-    """Choose how a traversal is cut on a graph."""
     over, to = kernel.over, kernel.rows
     assert over is not None
     longest = 0 if to in WEIGHT_SPACES else indices.longest(over, to)

@@ -2,9 +2,8 @@
 
 A value is asked for at rows (:class:`~loadmaster.executor.graph.compiled.triton.rows.Rows`) and coordinates, one for
 each dimension of its shape: tiles of numbers along an axis, or one number. An operator asks its inputs at coordinates
-of its own: ``part`` adds its start, ``join_heads`` divides, ``dot`` asks along one axis more and sums. What is held is
-loaded at the coordinates that are asked for in the end. So views, parts and repetitions cost no instruction but those
-of an address.
+of its own: ``part`` adds its start, ``join_heads`` divides, ``dot`` asks along one more axis and sums. What is held is
+loaded at the final coordinates, so views, parts and repetitions cost no instruction but those of an address.
 """
 
 from __future__ import annotations
@@ -27,11 +26,8 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Numbers along one dimension of a value.
-
-    Attributes:
-        mask: which of them there are; None: all.
-        parts: in vectors of joined heads: the head, the number in the head, and how many numbers a head has.
+    """Numbers along one dimension of a value. ``mask``: which of them there are; None: all. ``parts``, in vectors of
+    joined heads: the head, the number in the head, and how many numbers a head has.
     """
 
     at: Register
@@ -45,10 +41,8 @@ Coordinates = tuple[Coordinate, ...]
 class Expressions:
     """Writes values of one program into one kernel.
 
-    Args:
-        held: numbers of values that are in memory, with what the parameters are bound to that point to them.
-
     Attributes:
+        held: numbers of values that are in memory, with what the parameters are bound to that point to them.
         results: values that the kernel has computed so far, at its own rows: (these, coordinates, register) by number.
         wholes: by extent, coordinates that are all of a dimension already.
     """
@@ -163,11 +157,7 @@ def _is_own(rows: Rows, seen: Seen) -> bool:
 def store_row(
     e: Expressions, n: int, where: Coordinates, value: Register, rows: Rows, block: Block, mask: Register | None
 ) -> None:
-    """Stores a value of the rows at their own place.
-
-    Args:
-        mask: which rows are stored; None: all.
-    """
+    """Store a value of the rows at their own place; ``mask``: which rows; None: all."""
     typed, f = e.program.types[n], e.function
     number = rows.number.code
     begin = f"{number}.to(tl.int64)" if typed.space in rows.wide else number

@@ -46,11 +46,7 @@ def typed_product(
     real: str,
     how: Precision,
 ) -> Generated:
-    """The launch of a gemm kernel.
-
-    Raises:
-        Unsupported: something in it has no expression, or PyTorch's own product does as well.
-    """
+    """The launch of a gemm kernel; Unsupported: something has no expression, or PyTorch's own product does as well."""
     n = next(n for n in kernel.stores if program.values[n].op == "linear")
     if is_plain(program, kernel, held, n):
         raise Unsupported("one product without anything else")
@@ -104,9 +100,8 @@ def typed_product(
 
 
 def is_plain(program: Program, kernel: Kernel, held: Mapping[int, Argument], n: int) -> bool:
-    """Return whether a kernel is one product of given or kept rows with one weight and no more.
-
-    cuBLAS does it as fast as memory allows; rows that are gathered or made first would be written and read for it.
+    """Return whether a kernel is one product of given or kept rows with one weight and no more. cuBLAS does it as fast
+    as memory allows; rows that are gathered or made first would be written and read for it.
     """
     x, weight = program.values[n].inputs
     is_ungathered = program.types[n].space in OF_NODES and base(program, x) in held
@@ -153,18 +148,14 @@ def _is_by_numbers(program: Program, stored: int, n: int, held: Mapping[int, Arg
 
 
 def _joined_heads(program: Program, n: int, held: Mapping[int, Argument]) -> tuple[int, int] | None:
-    """Heads and their numbers, where a product's rows are made of joined heads: numbers for each head are then read
-    once for each head."""
+    """Heads and their numbers, if a product's rows are joined heads: per-head numbers are then read once each."""
     x = program.values[n].inputs[0]
     return None if base(program, x) in held else joined_heads(program, x)
 
 
 def _along(f: Function, heads: int, size: int, along: int) -> tuple[Block, Coordinate]:
-    """The block in which a product adds up, and the numbers of a row that it multiplies there.
-
-    Args:
-        heads, size: of the rows: joined heads, of so many numbers each.
-        along: how many numbers there are at once, of one head.
+    """The block in which a product adds up, and the numbers of a row that it multiplies there, ``along`` of a head at
+    once. The rows are ``heads`` joined heads of ``size`` numbers each.
     """
     parts = -(-size // along)
     if heads * parts == 1:

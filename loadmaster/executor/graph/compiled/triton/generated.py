@@ -38,8 +38,7 @@ class Launch:
     Attributes:
         grid: programs in each dimension: a number, or (count, rows of each program).
         stages: of loads ahead of products.
-        fuses: whether products and sums may be rounded once; where values are compared with values that another
-            kernel computes again, they may not.
+        fuses: whether products and sums may be rounded once; not where another kernel computes compared values again.
     """
 
     function: Function
@@ -51,11 +50,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Generated:
-    """All launches of a kernel, in order.
-
-    Attributes:
-        tile_rows: rows of each tile of the table that a typed product reads.
-    """
+    """All launches of a kernel, in order; ``tile_rows``: rows of each tile of the table that a typed product reads."""
 
     launches: tuple[Launch, ...]
     scratch: tuple[Scratch, ...] = ()
@@ -103,10 +98,7 @@ def compares(program: Program, kernel: Kernel) -> bool:
 
 
 def precision(dtype: torch.dtype) -> Precision:
-    """The precision of products in a layer of this dtype.
-
-    That of float32 follows ``torch.set_float32_matmul_precision`` when a kernel is built.
-    """
+    """The precision of products in a dtype; float32's follows ``torch.set_float32_matmul_precision`` at the build."""
     if dtype == torch.bfloat16:
         return "bfloat16"
     if dtype == torch.float16:
@@ -117,12 +109,7 @@ def precision(dtype: torch.dtype) -> Precision:
 
 
 def added_product(f: Function, block: Block, total: str, a: Register, b: Register, along: str, how: Precision) -> None:
-    """Adds to ``total`` the product of two tiles, summed along an axis: the second of a's, or the first of both.
-
-    Args:
-        a: [rows, along] or [along, rows].
-        b: [along, columns].
-    """
+    """Add to ``total`` the product of a, [rows, along] or [along, rows], and b, [along, columns], over ``along``."""
     rows = next(axis for axis in a.axes if axis != along)
     (columns,) = (axis for axis in b.axes if axis != along)
     if how == "sums":

@@ -21,14 +21,12 @@ _NARROW = 1 << 31
 
 
 class BoundLaunch:
-    """One launch on one graph.
+    """One launch on one graph, on a ``grid`` of programs in three dimensions.
 
     Args:
-        grid: programs in three dimensions.
         arguments: in the kernel's order; None where a tensor of the call goes.
         places: (argument, tensor of the call) of these.
-        compiled: shared by all launches of this kernel on one device whose tensors of the call are of the same types;
-            is added to.
+        compiled: shared, and added to, by this kernel's launches on a device whose call tensors have the same types.
     """
 
     def __init__(
@@ -72,11 +70,7 @@ class BoundLaunch:
 
 
 def launch_all(launches: Sequence[BoundLaunch], tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Launches on tensors of one device, on its current stream, in order.
-
-    Args:
-        tensors: 16-byte aligned.
-    """
+    """Launch in order on 16-byte aligned tensors of one device, on its current stream."""
     if device.type != "cuda":
         for launch in launches:
             launch.first(tensors)

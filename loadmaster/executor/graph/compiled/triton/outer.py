@@ -38,11 +38,7 @@ def outer_product(
     real: str,
     how: Precision,
 ) -> Generated:
-    """The launches of an outer kernel.
-
-    Raises:
-        Unsupported: something in it has no expression, or every row has a sum of its own.
-    """
+    """The launches of an outer kernel; Unsupported: something has no expression, or every row has a sum of its own."""
     (n,) = kernel.stores
     value, shape = program.values[n], program.types[n].shape
     types = program.types[n].space

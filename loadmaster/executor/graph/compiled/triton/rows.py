@@ -20,7 +20,6 @@ class Rows:
     """Rows of a space, as a tile of their numbers.
 
     Attributes:
-        number: of each row.
         mask: which of them there are; None: all.
         block: where what is computed for them is written.
         coarser: rows of a coarser space, to which all of these belong; what depends on these alone is computed there.

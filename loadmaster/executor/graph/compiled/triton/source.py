@@ -1,10 +1,10 @@
 """The text of one Triton kernel while it is written: blocks of lines, named axes, parameters; and its file.
 
-What a line computes is a tile with named axes: ``("g", "r", "x64")`` is [rows, rows that belong to each, numbers].
-Tiles are brought to the same axes by name, so that whoever writes an expression need not count dimensions.
+A line computes a tile with named axes: ``("g", "r", "x64")`` is [rows, rows that belong to each, numbers]. Tiles are
+brought to the same axes by name, so that whoever writes an expression need not count dimensions.
 
-Triton reads a kernel's source from its file, and keeps what it compiled by that source. The file's name is one that
-only its content has, so the next process, and the next graph, find both.
+Triton reads a kernel's source from its file, and keeps what it compiled by that source. The file's name depends on its
+content alone, so the next process, and the next graph, find both.
 """
 
 from __future__ import annotations
@@ -136,10 +136,7 @@ class Function:
         return self.combined(" & ".join(f"({{{i}}})" for i in range(len(given))), *given)
 
     def load(self, name: str, offset: Register, mask: Register | None, other: str = "0") -> Register:
-        """Load from offsets to the parameter of this name; ``other`` where the mask does not hold.
-
-        The offset has every axis of the mask.
-        """
+        """Load from this parameter at offsets, which have all axes of the mask; ``other`` where it does not hold."""
         where = f"{name} + {offset.code}"
         if mask is None:
             return Register(f"tl.load({where})", offset.axes)

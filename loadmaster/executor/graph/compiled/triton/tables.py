@@ -21,12 +21,8 @@ Table = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows that belong to each row, in the order in which a traversal takes them.
-
-    Attributes:
-        rows: the row of each place; None: its own number.
-        ptr: where the rows begin that belong to the row of each place.
-        order: those rows; None: 0, 1, 2, ...
+    """The rows that belong to each row, in the order in which a traversal takes them. ``rows``: the row of each place
+    (None: its own number); ``ptr``: where that row's rows begin in ``order`` (None: 0, 1, 2, ...).
     """
 
     rows: Tensor | None
@@ -35,10 +31,8 @@ class Groups:
 
 
 def groups(indices: Indices, over: Space, to: Space, by_length: bool) -> Groups:
-    """The rows of ``over`` that belong to each row of ``to``.
-
-    Args:
-        by_length: whether rows with many come first, so that those that a program takes together are of like length.
+    """The rows of ``over`` that belong to each row of ``to``. ``by_length``: rows with many come first, so that a
+    program takes rows of like length together.
     """
 
     def sorted_groups() -> Groups:
@@ -59,9 +53,8 @@ def groups(indices: Indices, over: Space, to: Space, by_length: bool) -> Groups:
 
 
 def grouped_map(indices: Indices, over: Space, to: Space, of: Space, by_length: bool) -> Tensor | None:
-    """The row of ``of`` of each row of ``over``, in the order in which a traversal takes these.
-
-    So a traversal reads neighbours' numbers side by side, where the map by number would be read all over.
+    """The row of ``of`` of each row of ``over``, in the order in which a traversal takes these. So a traversal reads
+    neighbours' numbers next to each other, where the map by number would be read all over.
     """
     order = groups(indices, over, to, by_length).order
     plain = indices.map(over, of)
@@ -86,12 +79,11 @@ def tiles(indices: Indices, space: Space, types: Space, rows: int) -> tuple[Tabl
 def chunks(
     indices: Indices, over: Space, to: Space, rows: int, bound: int, by_length: bool = False
 ) -> tuple[Table, int, int]:
-    """Chunks of the rows of ``to`` that have more than ``bound`` rows of ``over``; of all, where bound is 0.
+    """Chunks of the rows of ``to`` that have more than ``bound`` rows of ``over`` (of all, where bound is 0).
 
-    Returns:
-        tables ``chunk_row``, ``chunk_first``, ``chunk_last`` of the chunks, and ``cut_row``, ``cut_length``,
-        ``cut_begin``, ``cut_end`` of the rows that are cut, how many rows belong to each, and their chunks; how many
-        chunks; how many rows that are cut.
+    Returns tables (``chunk_row``, ``chunk_first``, ``chunk_last`` of the chunks; ``cut_row``, ``cut_length``,
+    ``cut_begin``, ``cut_end`` of the rows that are cut, how many rows belong to each, and their chunks), the number of
+    chunks, and the number of rows that are cut.
     """
 
     def made() -> tuple[Table, int, int]:

@@ -35,11 +35,7 @@ def traversal(
     wide: frozenset[Space],
     real: str,
 ) -> Generated:
-    """The launches of a traversal.
-
-    Args:
-        ordered: whether the rows that belong to one row are not contiguous.
-    """
+    """The launches of a traversal; ``ordered``: whether the rows that belong to one row are not contiguous."""
     if kernel.over is None:
         raise Unsupported("a traversal without rows to run over")
     aggregates = tuple(n for n in kernel.stores if program.values[n].op == "aggregate")

@@ -1,12 +1,10 @@
 """Compiling ahead: helper processes fill Inductor's cache on disk with what a fit is about to compile.
 
-Three quarters of a compilation are Inductor's Python, and of that one process runs one thread at a time. So halves of
-steps are compiled in processes of their own, from the captured graph: the knob while a plan is made, compiled and
-timed, and a backward graph while this process compiles the forward graph. Then this process compiles as ever, and finds
-in the cache what was compiled ahead; where a helper could not do it, or too late, it compiles it itself. Of a plan's
-backward graph the helper compiles the last segments first, and both go on until they meet.
-
-Helpers stand still while something is timed, and end with the fit.
+Three quarters of a compilation are Inductor's Python, of which one process runs one thread at a time. So halves of
+steps are compiled from the captured graph in processes of their own: the knob while a plan is made, compiled and timed,
+and a backward graph while this process compiles the forward graph. This process finds them in the cache then, and
+compiles itself what no helper has compiled in time. Of a plan's backward graph the helper compiles the last segments
+first, and both go on until they meet. Helpers stand still while something is timed, and end with the fit.
 """
 
 from __future__ import annotations
@@ -58,13 +56,8 @@ class _Wanted:
 
 
 class Ahead:
-    """The helpers of a fit, and what they are to compile.
-
-    A failure is logged, and nothing is compiled ahead from then on.
-
-    Args:
-        wanted: whether there may be any.
-    """
+    """The helpers of a fit, if any are ``wanted``, and what they are to compile. A failure is logged, and nothing is
+    compiled ahead from then on."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._is_wanted = wanted
@@ -119,9 +112,7 @@ class Ahead:
         self._end_spare()
 
     def go_on_beside_training(self) -> None:
-        """Have whole steps compiled from now on, which nobody waits for, one after another: the step that trains needs
-        processor and device itself.
-        """
+        """Compile whole steps from now on, one at a time: the step that trains needs processor and device itself."""
         self._is_beside_training = True
         self._most = min(1, self._most)
         self._end_spare()
@@ -149,10 +140,8 @@ class Ahead:
         return pending
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
-        """Wait for the helper that compiles this half of a step, before it is compiled here; none may begin it now.
-
-        A helper that is at a plan's backward graph goes on until this process has compiled it.
-        """
+        """Wait for the helper that compiles this half of a step, before it is compiled here; none may begin it now. One
+        that is at a plan's backward graph is not waited for: it goes on until this process has compiled it."""
         helper = None
         with self._or_nothing(), self._lock:
             wanted = self._find(how, half)

@@ -25,14 +25,8 @@ Found = TypeVar("Found")
 
 
 class Work(Generic[Found]):
-    """A piece of work that runs in the background, or where its result is asked for.
-
-    Args:
-        apart: in a thread of its own, from now on.
-
-    Attributes:
-        took_s, waited_s: how long it ran, and how long somebody waited for it meanwhile.
-    """
+    """A piece of work that runs where its result is asked for, or ``apart``, in a thread of its own, from now on.
+    ``took_s`` and ``waited_s`` say how long it ran, and how long somebody waited for it meanwhile."""
 
     def __init__(self, work: Callable[[], Found], *, apart: bool) -> None:
         self.took_s = self.waited_s = 0.0

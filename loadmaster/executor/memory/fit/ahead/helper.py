@@ -17,11 +17,7 @@ _LOOK_EVERY_S = 0.01
 
 
 class Helper:
-    """A process that gets ready, and compiles one job.
-
-    Args:
-        threads: how many compile its kernels.
-    """
+    """A process that gets ready, and compiles one job, with so many ``threads`` for its kernels."""
 
     def __init__(self, threads: int) -> None:
         # It finds what this process finds: an empty entry is where it runs.
@@ -62,10 +58,8 @@ class Helper:
             self._signal(number)
 
     def end(self) -> str | None:
-        """End the process; returns why it compiled nothing, if it ended by itself without success.
-
-        Compilers are asked to end: killed, they would leave in the cache what they have half written.
-        """
+        """End the process; returns why it compiled nothing, if it ended by itself without success. Compilers are asked
+        to end: killed, they would leave in the cache what they have half written."""
         failed = self.has_ended() and self.began is not None and self._process.returncode != 0
         if not self.has_ended():
             self._signal(signal.SIGTERM)

@@ -1,9 +1,9 @@
 """Half of a step's compilation or all of it, for the sake of what it leaves in Inductor's cache on disk.
 
 A step is compiled from Dynamo's graph by the very functions that compile it where it is run, so that these find there
-what they ask for. Of a half, only the forward or the backward graph is compiled; the other one is made, and left. The
-layout of the forward graph's results is guessed where it is not compiled: that of the traced graph, or the one that a
-planned step's convolutions have. For torch.compile's own that is wrong where it changes the layout of convolutions.
+what they ask for. Of a half, only the forward or the backward graph is compiled. The layout of the forward graph's
+results is guessed where it is not compiled: that of the traced graph, or the one that a planned step's convolutions
+have. For torch.compile's own that is wrong where it changes the layout of convolutions.
 """
 
 from __future__ import annotations
@@ -38,13 +38,9 @@ Part = Literal["forward", "backward", "whole"]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A step, or half of it, under torch.compile's knob or under a plan.
-
-    Attributes:
-        graph: Dynamo's, as :func:`~loadmaster.executor.steps.sent_graph.sent` gives it.
-        how: the ``activation_memory_budget``, or the plan.
-        implementations: the filter that the plan was captured with.
-    """
+    """A step, or half of it: Dynamo's ``graph``, as :func:`~loadmaster.executor.steps.sent_graph.sent` gives it, under
+    the ``activation_memory_budget`` or the plan that ``how`` is; ``implementations`` is the filter of the plan's
+    capture."""
 
     graph: bytes
     settings: TorchSettings

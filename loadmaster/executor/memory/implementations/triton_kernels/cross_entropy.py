@@ -156,11 +156,8 @@ def cross_entropy_rows(
     cap: float,
     gradients: bool,
 ) -> None:
-    """Triton form of :func:`loadmaster.executor.memory.implementations.cross_entropy.cross_entropy_rows`.
-
-    Args:
-        weights: of classes, of rows, and of the rows' z-loss.
-    """
+    """Triton form of :func:`loadmaster.executor.memory.implementations.cross_entropy.cross_entropy_rows`; ``weights``
+    are those of classes, of rows, and of the rows' z-loss."""
     rows, count = logits.shape
     class_weights, row_weights, z_weights = (None if w is None else w.contiguous() for w in weights)
     if rows:

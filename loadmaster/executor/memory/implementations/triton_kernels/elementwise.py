@@ -137,13 +137,8 @@ def _pack_inside(
 
 
 def pack_inside(x: Tensor, packed: Tensor, dim: int, low: float, high: float | None) -> Tensor:
-    """Triton form of :func:`loadmaster.executor.memory.implementations.masks.pack_inside`.
-
-    Args:
-        x: dense.
-        packed: the mask to fill, in the memory order of ``x``; it is returned.
-        dim: the packed dimension.
-    """
+    """Triton form of :func:`loadmaster.executor.memory.implementations.masks.pack_inside`, for a dense ``x``. Fills and
+    returns ``packed``, a mask in the memory order of ``x``; ``dim`` is the packed dimension."""
     count = packed.numel()
     if count:
         _pack_inside[grid(count, MASK_BLOCK)](
@@ -261,10 +256,8 @@ def _layer_norm_apply(
 def layer_norm_apply(
     x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, result: Tensor
 ) -> None:
-    """Write the normalized rows to ``result``; all tensors are contiguous.
-
-    See :func:`loadmaster.executor.memory.implementations.norms.layer_norm_apply`.
-    """
+    """Write the normalized rows to ``result``; all tensors are contiguous. See
+    :func:`loadmaster.executor.memory.implementations.norms.layer_norm_apply`."""
     count = x.numel()
     if count:
         width = count // rstd.numel()

@@ -127,10 +127,8 @@ def _pool_offset_backward(
 
 
 def pool_offset_backward(gradient: Tensor, offsets: Tensor, result: Tensor, *window: Sequence[int]) -> None:
-    """Write the gradient of the pool's input to ``result``, which is dense, the samples outermost.
-
-    See :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`.
-    """
+    """Write the gradient of the pool's input to ``result``, which is dense, the samples outermost. See
+    :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`."""
     gradient, offsets, result = (t if t.dim() == 4 else t.unsqueeze(0) for t in (gradient, offsets, result))
     _, channels, height, width = result.shape
     count = result.numel()

@@ -1,10 +1,8 @@
 """Files as the place for tensors, striped over folders: threads copy aligned chunks through pinned host memory.
 
-A tensor is cut into chunks of one size, and chunks go to the folders in turn, each folder a disk (or not: then nothing
-is gained by naming more than one). A thread has one block of pinned memory; it copies a chunk from the device into it
-and writes it, or reads it and copies it to the device. So what host memory it takes does not depend on the tensors.
-
-Two sets of threads, as in SSDTrain (section 5.3.4), so that no load stands in line behind stores.
+A tensor is cut into chunks of one size, which go to the folders in turn. Several folders gain something only if each is
+a disk. A thread has one block of pinned memory for its chunk, so host memory does not depend on the tensors. There are
+two sets of threads, as in SSDTrain (section 5.3.4), so that no load stands in line behind stores.
 """
 
 from __future__ import annotations
@@ -35,11 +33,7 @@ _DRIVER = Path("/proc/driver/nvidia-fs/version")
 
 @dataclass(eq=False)
 class _Job:
-    """A copy of a whole tensor, by chunks.
-
-    Attributes:
-        slots: by chunk, its file and the slot in it, once that is written.
-    """
+    """A copy of a whole tensor, by chunks; ``slots`` has each chunk's file and the slot in it, once that is written."""
 
     size_bytes: int
     workers: Workers
@@ -85,15 +79,10 @@ class _Meter:
 
 
 class Files:
-    """Backend that keeps tensors in files without names, striped over folders.
+    """Backend that keeps tensors in files without names, striped over folders, one a disk; each gets a file.
 
-    Args:
-        folders: one a disk; each gets a file.
-        threads: that store, and as many that load, for each folder.
-        chunk_bytes: copied at a time, a multiple of 4096.
-
-    Raises:
-        InputError: a folder that is not there, or that nothing can be written to.
+    For each folder, ``threads`` store and as many load. They copy ``chunk_bytes`` at a time, a multiple of 4096. Raises
+    InputError for other values, and if a folder is not there, or nothing can be written to it.
     """
 
     waits_on_device = False

@@ -1,12 +1,11 @@
 """Pinned host memory as the place for tensors: one stream to it, one from it, while the device computes.
 
-Each cache has pools of its own, one a device. A pool's blocks are written by the one stream that goes to the host, so
-that a block may be written again without waiting for the copy that wrote it before (:class:`HostPool` asks for that).
-Planned offload has its blocks from :func:`loadmaster.executor.steps.pinned.pool_of`, which another stream writes.
+Each cache has pools of its own, one a device. A pool's blocks are written by one stream only, so that a block may be
+written again without waiting for the copy that wrote it before (:class:`HostPool` asks for that). Planned offload has
+its blocks from :func:`loadmaster.executor.steps.pinned.pool_of`, which another stream writes.
 
 A copy to the host waits for an event that the current stream recorded before the copying stream was entered. A copy
-back is into memory of the compute stream, and waits until that memory is the compute stream's to give. Tensors in host
-memory are copied at once.
+back waits until its target is the compute stream's to give. Tensors in host memory are copied at once.
 """
 
 from __future__ import annotations
@@ -26,11 +25,8 @@ from loadmaster.executor.steps.pinned import SLAB_BYTES, HostPool
 
 @dataclass(eq=False)
 class _Copy:
-    """A copy to the host or back; with ``over_at`` None it was over when the call returned.
-
-    Attributes:
-        made_on: the stream that the source's memory belongs to.
-        read_at: after the last copy back of this block.
+    """A copy to the host or back, over on return if ``over_at`` is None. ``made_on`` is the stream that the source's
+    memory belongs to; ``read_at`` comes after the last copy back of this block.
     """
 
     size_bytes: int
@@ -90,11 +86,8 @@ class _Meter:
 
 
 class HostMemory:
-    """Backend that keeps tensors in host memory, pinned where they come from a CUDA device.
-
-    Args:
-        capacity_bytes: host memory that it may take; None: half of the host's memory (or of the container's). A tensor
-            that finds no room stays on the device.
+    """Backend that keeps tensors in host memory, pinned where they come from a CUDA device, up to ``capacity_bytes``;
+    None: half of the host's memory (or of the container's). A tensor that finds no room stays on the device.
     """
 
     waits_on_device = True

@@ -27,22 +27,13 @@ class Stored(Transfer, Protocol):
     """A copy to the backend, and what it left there."""
 
     def cancel(self) -> bool:
-        """Cancel the copy, if it has not begun.
-
-        Returns:
-            whether nothing was or will be copied.
-        """
+        """Cancel the copy, if it has not begun; return whether nothing was or will be copied."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Figures of what a backend did so far.
-
-    Attributes:
-        written_bytes, read_bytes: copied to it and from it.
-        write_s, read_s: while at least one such copy ran.
-        peak_bytes: of host memory that it held at most.
-        notes: what a user should know, by subject.
+    """Figures of a backend: bytes written to it and read from it, seconds while at least one such copy ran, host memory
+    that it held at most, and notes for the user, by subject.
     """
 
     written_bytes: int = 0
@@ -62,30 +53,19 @@ def rates(done: Counters) -> tuple[float, float] | None:
 
 
 class Backend(Protocol):
-    """A place for tensors. Calls come from one thread at a time, copies may end on others.
-
-    Attributes:
-        waits_on_device: whether waiting for a copy costs the host nothing: a stream of the device waits.
+    """A place for tensors. Calls come from one thread at a time, copies may end on others. ``waits_on_device``: waiting
+    for a copy costs the host nothing, because a stream of the device waits.
     """
 
     waits_on_device: bool
 
     def store(self, source: Tensor) -> Stored | None:
-        """Copy a tensor once the current stream has made it; it stays as it is, and alive, until the copy is over.
-
-        Args:
-            source: uint8 [n], contiguous.
-
-        Returns:
-            None where there is no room, which is not a failure: the tensor stays on the device.
+        """Copy a tensor, uint8 [n] and contiguous, once the current stream has made it; it stays as it is, and alive,
+        until the copy is over. Return None where there is no room, which is no failure: the tensor stays on the device.
         """
 
     def load(self, stored: Stored, target: Tensor) -> Transfer:
-        """Copy a stored tensor back, after its store.
-
-        Args:
-            target: uint8 [n], allocated on the current stream.
-        """
+        """Copy a stored tensor back, after its store, to ``target``: uint8 [n], allocated on the current stream."""
 
     def free(self, stored: Stored) -> None:
         """Forget what was stored; every copy of it is over, or was waited for."""

@@ -33,14 +33,8 @@ _REMEDIES = {
 
 
 class SpillFile:
-    """Slots of equal size in one file without a name.
-
-    Args:
-        folder: that the file is made in.
-        slot_bytes: of each slot, a multiple of ``ALIGNMENT_BYTES``.
-
-    Raises:
-        InputError: there is no such folder, or nothing can be written there.
+    """Slots of ``slot_bytes``, a multiple of ``ALIGNMENT_BYTES``, in one file without a name. Raises InputError if
+    there is no such folder, or nothing can be written there.
     """
 
     def __init__(self, folder: Path, slot_bytes: int) -> None:
@@ -53,11 +47,7 @@ class SpillFile:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """Take a free slot; the file grows if it has none.
-
-        Raises:
-            InputError: the file cannot grow.
-        """
+        """Take a free slot; the file grows if it has none. Raises InputError if it cannot."""
         with self._lock:
             if not self._free:
                 self._grow()
@@ -69,13 +59,8 @@ class SpillFile:
             self._free.append(slot)
 
     def write(self, slot: int, block: Tensor) -> None:
-        """Write a slot's first bytes.
-
-        Args:
-            block: uint8 [n], aligned, n a multiple of ``ALIGNMENT_BYTES``.
-
-        Raises:
-            InputError: not all of it could be written.
+        """Write the first bytes of a slot: uint8 [n], aligned, n a multiple of ``ALIGNMENT_BYTES``. Raises InputError
+        if not all of them could be written.
         """
         view, place, done = _bytes_of(block), slot * self.slot_bytes, 0
         while done < len(view):
@@ -88,11 +73,7 @@ class SpillFile:
             done += written
 
     def read(self, slot: int, block: Tensor) -> None:
-        """Read a slot's first bytes, which were written, into a block.
-
-        Raises:
-            InputError: not all of it is there.
-        """
+        """Read a slot's first bytes, which were written, into a block; raises InputError if not all are there."""
         view, place, done = _bytes_of(block), slot * self.slot_bytes, 0
         while done < len(view):
             try:
