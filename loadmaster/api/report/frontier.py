@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from loadmaster.api.report.beside import beside_picture
 from loadmaster.api.report.chart import Chart
 from loadmaster.api.report.extras import Extras, feasible, published, scale_of
+from loadmaster.api.report.frontier_curves import beside_picture
 from loadmaster.api.report.measured import measured_rows
 from loadmaster.api.report.page import html_table, page, shown
 from loadmaster.api.report.picture import Picture, png_bytes

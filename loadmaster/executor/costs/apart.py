@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from loadmaster.executor.costs.calls import Call
-from loadmaster.executor.costs.kept_times import OperatorMeasurement
+from loadmaster.executor.costs.time_cache import OperatorMeasurement
 from loadmaster.executor.costs.traffic import value_of
 from loadmaster.executor.torch_private.operators import OpOverload, defining_modules, overload_name_of, schema_of
 

@@ -19,8 +19,8 @@ from torch import fx
 
 from loadmaster.executor.costs.apart import Request, Sent
 from loadmaster.executor.costs.calls import Call
-from loadmaster.executor.costs.kept_times import OperatorMeasurement
 from loadmaster.executor.costs.profiled import Profiler
+from loadmaster.executor.costs.time_cache import OperatorMeasurement
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from torch import Tensor, fx
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.apart import measured_apart
-from loadmaster.executor.costs.kept_times import KeptTimes, OperatorMeasurement, kept_times
 from loadmaster.executor.costs.limits import NotUnderstoodError, is_safe, name_of
 from loadmaster.executor.costs.materialize import fills_of, materialize, values_of
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
+from loadmaster.executor.costs.time_cache import KeptTimes, OperatorMeasurement, kept_times
 from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.steps.measure import cpu_peak_bytes, event_ms

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from loadmaster.executor.compiled_library import kept_library
 from loadmaster.executor.index import building
 from loadmaster.executor.index.core_protocol import Facts, Flags, OverLimitError, Words
-from loadmaster.executor.kept_library import kept_library
 from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray
 
 _LOG = logging.getLogger(__name__)

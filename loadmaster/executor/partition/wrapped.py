@@ -22,7 +22,7 @@ from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.sides import sides
 
 Shape = tuple[int, ...]
-Lies = tuple[DPlacement, ...]
+AxisPlacements = tuple[DPlacement, ...]
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Layout:
     sizes: tuple[int, ...]
     parameters: dict[str, Placement]
     split_inputs: frozenset[int]
-    entering: dict[str, dict[Shape, Lies]] = field(default_factory=dict)
-    leaving: dict[str, dict[Shape, Lies]] = field(default_factory=dict)
+    entering: dict[str, dict[Shape, AxisPlacements]] = field(default_factory=dict)
+    leaving: dict[str, dict[Shape, AxisPlacements]] = field(default_factory=dict)
 
     def axes(self, *roles: Role) -> list[int]:
         """Axes with one of these roles, in order."""
         return [axis for axis, role in enumerate(self.roles) if role in roles]
 
-    def on_tensor_axes(self, placement: Placement) -> Lies:
+    def on_tensor_axes(self, placement: Placement) -> AxisPlacements:
         """Placement on the tensor axes, in the words of ``DTensor``."""
         parts = [placement[axis] for axis in self.axes("tensor")]
         return tuple(Replicate() if part == WHOLE else Shard(part) for part in parts)
@@ -84,14 +84,14 @@ def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> 
         every = problem.strategies(operator)
         for side in sides(operator, [every[s] for s in chosen]):
             tensor = problem.original(side.tensor)
-            lies = placements[tensor] if side.output else side.placement
+            places = placements[tensor] if side.output else side.placement
             if tensor in kept or (not side.output and made_in.get(tensor) == operator.module):
                 continue
             shape = _share(problem.tensors[tensor].shape, placements[tensor], sizes, divided)
             if side.output:
-                found.leaving.setdefault(operator.module, {})[shape] = found.on_tensor_axes(lies)
+                found.leaving.setdefault(operator.module, {})[shape] = found.on_tensor_axes(places)
             else:
-                found.entering.setdefault(operator.module, {}).setdefault(shape, found.on_tensor_axes(lies))
+                found.entering.setdefault(operator.module, {}).setdefault(shape, found.on_tensor_axes(places))
     return found
 
 
@@ -142,8 +142,8 @@ def _as_dtensors(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict
                 continue
             if id(parameter) not in known:
                 name = names[id(parameter)]
-                lies = layout.on_tensor_axes(layout.parameters[name]) if name in layout.parameters else replicated
-                split = distribute_tensor(parameter.detach(), mesh, lies, src_data_rank=None)
+                places = layout.on_tensor_axes(layout.parameters[name]) if name in layout.parameters else replicated
+                split = distribute_tensor(parameter.detach(), mesh, places, src_data_rank=None)
                 known[id(parameter)] = nn.Parameter(split, requires_grad=parameter.requires_grad)
             parameters_of(module)[own] = known[id(parameter)]
         for own, buffer in buffers_of(module).items():
@@ -156,15 +156,15 @@ def _hook(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     """Add hooks that bring inputs and outputs of modules with parameters to their planned placements."""
     replicated = (Replicate(),) * mesh.ndim
 
-    def enter(lies: dict[Shape, Lies]) -> Any:
+    def enter(places: dict[Shape, AxisPlacements]) -> Any:
         def hook(module: nn.Module, args: Any) -> Any:
-            return pytree.tree_map_only(DTensor, lambda x: _moved(x, lies), args)
+            return pytree.tree_map_only(DTensor, lambda x: _moved(x, places), args)
 
         return hook
 
-    def leave(lies: dict[Shape, Lies]) -> Any:
+    def leave(places: dict[Shape, AxisPlacements]) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            return pytree.tree_map_only(DTensor, lambda x: _moved(x, lies), output)
+            return pytree.tree_map_only(DTensor, lambda x: _moved(x, places), output)
 
         return hook
 
@@ -182,9 +182,9 @@ def _hook(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     model.register_forward_hook(gather)
 
 
-def _moved(x: DTensor, lies: dict[Shape, Lies]) -> DTensor:
+def _moved(x: DTensor, places: dict[Shape, AxisPlacements]) -> DTensor:
     """Redistribute a tensor to its planned placement; without a plan, terms of sums are added up."""
-    wanted = lies.get(tuple(x.shape))
+    wanted = places.get(tuple(x.shape))
     if wanted is None:
         wanted = tuple(Replicate() if placement.is_partial() else placement for placement in x.placements)
     return x if tuple(x.placements) == tuple(wanted) else x.redistribute(placements=wanted)

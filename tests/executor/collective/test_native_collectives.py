@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from loadmaster.executor import kept_library
+from loadmaster.executor import compiled_library
 from loadmaster.executor.collective.calibration import Calibration, Timing
 from loadmaster.executor.collective.native import group as native_group
 from loadmaster.executor.compiling import BuildError, compiler
@@ -41,7 +41,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_no_compiler_is_said_once(alone, monkeypatch, caplog):
-    monkeypatch.setattr(kept_library, "compiler", lambda: None)
+    monkeypatch.setattr(compiled_library, "compiler", lambda: None)
     assert native_group.extension(alone) is None
     assert "there is no C++ compiler" in caplog.text and "through Python" in caplog.text
 

@@ -11,9 +11,9 @@ import torch
 
 from loadmaster.executor.costs import apart
 from loadmaster.executor.costs.apart import measured_apart
-from loadmaster.executor.costs.kept_times import OperatorMeasurement
 from loadmaster.executor.costs.profiled import Profiler
 from loadmaster.executor.costs.roofline import roofline
+from loadmaster.executor.costs.time_cache import OperatorMeasurement
 from tests.executor.costs.deadly_operators import deadly, fine, raising
 from tests.executor.tape import Tape
 

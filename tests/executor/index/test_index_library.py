@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadmaster.executor import compiling, kept_library
+from loadmaster.executor import compiled_library, compiling
 from loadmaster.executor.index import Index, building, native
 
 
@@ -94,7 +94,7 @@ def test_a_blank_compiler_is_none_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_damaged_library_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(kept_library, "compiler", lambda: ["c++"])
+    monkeypatch.setattr(compiled_library, "compiler", lambda: ["c++"])
     monkeypatch.setattr(building, "compile_library", lambda target: target.write_bytes(b"no library"))
     assert native.library() is None
     assert "runs in numpy" in caplog.text

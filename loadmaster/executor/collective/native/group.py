@@ -30,8 +30,8 @@ from loadmaster.executor.collective.calls import CollectiveCall
 from loadmaster.executor.collective.engine import grain_bytes
 from loadmaster.executor.collective.fused.engine import FusedLauncher, PreparedCall
 from loadmaster.executor.collective.process_group import PlannedGroup
+from loadmaster.executor.compiled_library import kept_library
 from loadmaster.executor.compiling import BuildError, compile_shared, fingerprint_of
-from loadmaster.executor.kept_library import kept_library
 from loadmaster.executor.steps.user_cache import user_folder
 from loadmaster.executor.torch_private.distributed import (
     backend_of,

@@ -20,7 +20,7 @@ ReduceOperator = Literal["sum", "mean", "max", "min", "prod"]
 
 @dataclass(frozen=True)
 class BuiltinMessage:
-    """A message of one field (``copy``, ``left``) or of two that ``operator`` joins, each (where, name of the field)."""
+    """Message of one field (``copy``, ``left``) or of two that ``operator`` joins, each (where, name of the field)."""
 
     operator: MessageOperator
     left: tuple[Target, str]

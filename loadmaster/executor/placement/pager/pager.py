@@ -183,9 +183,11 @@ class Pager:
         for tensor in self._present():
             page = self._memory.page(tensor.untyped_storage())
             if page is not None and not page.resident and page.host is not None:
-                lying = torch.empty(0, dtype=tensor.dtype)
-                lying.set_(page.host.clone().untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-                tensor.data = lying
+                on_host = torch.empty(0, dtype=tensor.dtype)
+                on_host.set_(
+                    page.host.clone().untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+                )
+                tensor.data = on_host
                 left_bytes += page.size_bytes
         logger.warning("%s did not fit on the device and are in host memory now", show_bytes(left_bytes))
 

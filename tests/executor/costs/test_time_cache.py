@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from loadmaster.executor.costs import profiled
-from loadmaster.executor.costs.kept_times import KeptTimes, OperatorMeasurement, kept_times
 from loadmaster.executor.costs.profiled import Profiler
+from loadmaster.executor.costs.time_cache import KeptTimes, OperatorMeasurement, kept_times
 from tests.executor.tape import Tape
 
 aten = torch.ops.aten

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 import loadmaster
-from loadmaster.api.report.beside import beside_picture
 from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.frontier import curve_picture, frontier_page, frontier_png, frontier_rows
+from loadmaster.api.report.frontier_curves import beside_picture
 from loadmaster.api.report.measured import Measured
 from loadmaster.api.report.memory.views import frontier_extras
 from loadmaster.errors import InputError
