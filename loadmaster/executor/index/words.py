@@ -47,7 +47,7 @@ class Column:
         return _SIGN if self.signed and self.field == "keys" else 0
 
     def take(self, values: Given) -> Words:
-        """Convert values to words as the cores take them; InputError: not integers in one dimension, or some do not fit."""
+        """Convert values to the cores' words; InputError: not integers in one dimension, or some do not fit."""
         array = self._from_list(values) if _is_list(values) else self._from_array(_array(self.field, values))
         words: Words = np.require(array, requirements=("C", "A")).view(np.uint64)
         return words ^ np.uint64(self._flip) if self._flip else words

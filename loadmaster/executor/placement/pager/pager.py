@@ -183,11 +183,9 @@ class Pager:
         for tensor in self._present():
             page = self._memory.page(tensor.untyped_storage())
             if page is not None and not page.resident and page.host is not None:
-                on_host = torch.empty(0, dtype=tensor.dtype)
-                on_host.set_(
-                    page.host.clone().untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
-                )
-                tensor.data = on_host
+                kept = torch.empty(0, dtype=tensor.dtype)
+                kept.set_(page.host.clone().untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+                tensor.data = kept
                 left_bytes += page.size_bytes
         logger.warning("%s did not fit on the device and are in host memory now", show_bytes(left_bytes))
 
