@@ -51,15 +51,22 @@ class _Service(Generic[HandleT]):
     async def submit(
         self, problem: ProblemSource, options: Options = None, *, labels: Mapping[str, str] | None = None
     ) -> HandleT:
-        """Submit a problem (typed, a document, the path of one, or what :meth:`upload` returned). Raises InputError if
-        problem or options are wrong, here or in the service's eyes."""
+        """Submit a problem (typed, a document, the path of one, or what :meth:`upload` returned).
+
+        Raises:
+            InputError: problem or options are wrong, here or in the service's eyes.
+        """
         answer = await self._call(protocol.submit_call(problem, options, labels, dry_run=False))
         return self.plan(protocol.resource(PlanResource, answer).id)
 
     @method
     async def upload(self, problem: ProblemSource) -> Blob:
         """Send a large problem once, for any number of submissions: ``submit`` and ``frontier`` take what this returns.
-        Nothing is sent if the service has it already. Raises InputError if the problem cannot be read."""
+        Nothing is sent if the service has it already.
+
+        Raises:
+            InputError: the problem cannot be read.
+        """
         blob, ask, send = protocol.blob_calls(problem)
         try:
             await self._call(ask)
@@ -106,8 +113,11 @@ class _Service(Generic[HandleT]):
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:
-        """Plan a problem under several limits of its kind (or ``budgets_bytes``), and wait for all of them. Raises
-        WaitTimeoutError if it took longer; the plans go on."""
+        """Plan a problem under several limits of its kind (or ``budgets_bytes``), and wait for all of them.
+
+        Raises:
+            WaitTimeoutError: it took longer; the plans go on.
+        """
         deadline = Deadline(timeout_s)
         call = protocol.frontier_call(problem, limits, budgets_bytes, options, labels)
         found = protocol.resource(FrontierResource, await self._call(call))
@@ -125,8 +135,11 @@ class _Service(Generic[HandleT]):
 
     @method
     async def call(self, call: Call) -> httpx.Response:
-        """Make a call, repeating it as long as that may help. Raises InputError or ServiceError if the service refused,
-        or cannot be reached."""
+        """Make a call, repeating it as long as that may help.
+
+        Raises:
+            InputError, ServiceError: the service refused, or cannot be reached.
+        """
         return await self._call(call)
 
     @series
@@ -212,8 +225,13 @@ class _Service(Generic[HandleT]):
 
 
 class Client(_Service["PlanHandle"], Blocking):
-    """A service, for blocking code. Safe to share between threads. ``api_key`` is ``$LOADMASTER_API_KEY`` by default;
-    ``backoff`` says how calls are repeated; ``transport`` of httpx is for tests or special networks."""
+    """A service, for blocking code. Safe to share between threads.
+
+    Args:
+        api_key: of the service, where it asks for one; by default ``$LOADMASTER_API_KEY``.
+        backoff: how calls are repeated.
+        transport: of httpx, for tests or special networks.
+    """
 
     def __init__(
         self,
@@ -276,8 +294,11 @@ class _Handle:
 
     @method
     async def wait(self, timeout_s: float | None = None) -> PlanResource:
-        """Wait until the job is final, and get its state. Raises WaitTimeoutError if that took longer than
-        ``timeout_s``; the plan goes on."""
+        """Wait until the job is final, and get its state.
+
+        Raises:
+            WaitTimeoutError: that took longer than ``timeout_s``; the plan goes on.
+        """
         return await self._final(timeout_s)
 
     @series
@@ -287,9 +308,12 @@ class _Handle:
 
     @method
     async def result(self, timeout_s: float | None = None) -> kinds.Plan:
-        """Wait for the plan; it may be an infeasible one, or the best that was found before a cancel. Raises
-        WaitTimeoutError if that took longer than ``timeout_s``, and the plan goes on; else the error that ended the
-        planning."""
+        """Wait for the plan; it may be an infeasible one, or the best that was found before a cancel.
+
+        Raises:
+            WaitTimeoutError: that took longer than ``timeout_s``; the plan goes on.
+            LoadmasterError: the error that ended the planning.
+        """
         return kinds.read_plan(await self._found(timeout_s))
 
     @method
@@ -299,8 +323,9 @@ class _Handle:
 
     @method
     async def incumbent(self) -> kinds.Plan:
-        """The best plan so far, without waiting: checked, with the gap of its moment; the result of one that is done,
-        the last of a job that failed. It may be older than the latest figures of :meth:`state` by some seconds.
+        """The best plan so far, without waiting: checked, with the gap of its moment. Of one that is done, the result.
+
+        It may be older than the latest figures of :meth:`state` by some seconds. Of a job that failed it is the last.
 
         Raises:
             NotReadyError: none was found yet, or it was not handed over yet.
@@ -311,8 +336,10 @@ class _Handle:
     @method
     async def export(self, /, name: str, *, incumbent: bool = False, **numbers: int) -> bytes:
         """The plan as a report, a picture, a trace, or for other programs: its kind says as what (``links`` of
-        :meth:`state`), and which numbers that takes. Several files come as one ZIP archive. ``incumbent``: the best
-        plan so far of one that is not done.
+        :meth:`state`), and which numbers that takes. Several files come as one ZIP archive.
+
+        Args:
+            incumbent: of one that is not done, the best so far (see :meth:`incumbent`).
 
         Raises:
             ServiceError: there is no plan to export, or no such export.
@@ -323,8 +350,11 @@ class _Handle:
     @method
     async def send_measurement(self, measurement: Any) -> None:
         """Give the service what the plan measured when it ran, to be drawn over it: ``fitted.measurement``, or the
-        document or file that ``loadmaster fit`` wrote. The latest one counts. Raises InputError if it is of another
-        plan, or not a measurement."""
+        document or file that ``loadmaster fit`` wrote. The latest one counts.
+
+        Raises:
+            InputError: it is of another plan, or not a measurement.
+        """
         await self._client._call(protocol.measurement_call(self.id, measurement))
 
     @method

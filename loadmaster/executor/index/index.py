@@ -27,7 +27,11 @@ _FIRST_PAGE_KEYS, _PAGE_KEYS = 1024, 65536
 
 @dataclass(frozen=True)
 class _Held:
-    """Core and configuration, taken and replaced at once; ``earlier``: facts of the core that this one replaced."""
+    """Core and configuration, which readers take at once and a writer replaces at once.
+
+    Attributes:
+        earlier: facts of the core that this one took the place of.
+    """
 
     core: Core
     configuration: Configuration
@@ -42,20 +46,22 @@ class Index:
     """An updatable index from 64-bit keys to 64-bit payloads.
 
     Any number of threads may read while one writes; a second writer waits. Readers do not see a batch as a single step:
-    they see each key as it was before or after. A call that raises leaves the index as it was. Where memory is not
-    enough, calls raise MemoryError.
+    they see each key as it was before or after. A call that raises leaves the index as it was.
 
-    Keys and payloads are arrays of numpy, lists, or tensors of PyTorch on the CPU, of integers. Tensors are answered
+    Where this says array: a numpy array of integers, a list, or a tensor of PyTorch on the CPU. Tensors are answered
     with tensors (payloads as int64), all else with numpy arrays.
 
     Args:
-        keys, payloads: one payload for each key, each key once. Signed keys have the order of signed integers.
+        keys: array, each once. Signed ones have the order of signed integers.
+        payloads: array, one for each key.
+        configuration: what it is made of.
         limit_bytes: of its memory; None: no limit.
         presorted: keys are ascending, which saves sorting them.
 
     Raises:
         InputError: keys or payloads are not integers of 64 bits, their numbers differ, a key comes twice, keys are not
             sorted though ``presorted`` says so, or the limit is too low, with the least that would do.
+        MemoryError: there is not enough.
     """
 
     def __init__(
@@ -109,7 +115,11 @@ class Index:
         return f"<Index: {facts.keys} keys, {structure}, {facts.size_bytes} bytes, {facts.implementation}>"
 
     def lookup(self, keys: Given) -> tuple[Any, Any]:
-        """Payloads, 0 where there is no such key, and whether each key was found. InputError: keys do not fit."""
+        """Payloads, 0 where there is no such key, and which keys were found, as booleans.
+
+        Raises:
+            InputError: keys do not fit this index.
+        """
         payloads, found = self._core.lookup(self._key_column.take(keys))
         return as_given(keys, self._payload_column.give(payloads)), as_given(keys, found)
 
@@ -118,7 +128,11 @@ class Index:
     @overload
     def get(self, key: int, default: _Default) -> int | _Default: ...
     def get(self, key: int, default: object = None) -> object:
-        """The payload of one key, or ``default``; InputError: the key does not fit this index."""
+        """The payload of one key.
+
+        Raises:
+            InputError: the key does not fit this index.
+        """
         word = self._core.find(self._key_column.take_one(key))
         return default if word is None else self._payload_column.give_one(word)
 
@@ -134,19 +148,27 @@ class Index:
     def insert(self, keys: Given, payloads: Given) -> Any:
         """Add the keys that are not there yet; return which these were. Of a key that comes twice, the first counts.
 
-        InputError: keys or payloads do not fit this index, or differ in number; the limit is reached; it is a sorted
-        array. MemoryError: there is not enough.
+        Raises:
+            InputError: keys or payloads do not fit this index, their numbers differ, the limit is reached, or it is a
+                sorted array.
+            MemoryError: there is not enough.
         """
         return self._write(keys, payloads, upsert=False)
 
     def upsert(self, keys: Given, payloads: Given) -> Any:
-        """Add keys, or replace the payloads of those there; return which were new. The last of a key counts. Errors are
-        those of ``insert``.
+        """Add keys, or replace the payloads of those there; return which were new. The last of a key counts.
+
+        Raises:
+            InputError, MemoryError: as ``insert``.
         """
         return self._write(keys, payloads, upsert=True)
 
     def delete(self, keys: Given) -> Any:
-        """Take keys out; return which were there. InputError: keys do not fit this index, or it is a sorted array."""
+        """Take keys out; return which were there.
+
+        Raises:
+            InputError: keys do not fit this index, or it is a sorted array.
+        """
         words = self._key_column.take(keys)
         with self._writing:
             self._expect_writable()
@@ -154,7 +176,9 @@ class Index:
 
     def range(self, first: int, last: int, limit: int | None = None) -> tuple[Integers, Integers]:
         """Keys and payloads with first <= key <= last, ascending, as numpy arrays; ``limit`` of them at most.
-        InputError: a bound does not fit this index, the limit is negative, or it is a hash table.
+
+        Raises:
+            InputError: a bound does not fit this index, the limit is negative, or it is a hash table.
         """
         if limit is not None and limit < 0:
             raise InputError("limit", limit, "is no number of keys", "Give 0 or more, or None.")
@@ -165,11 +189,19 @@ class Index:
         return self._key_column.give(keys), self._payload_column.give(payloads)
 
     def min(self) -> int:
-        """The least key. InputError: there are none, or it is a hash table."""
+        """The least key.
+
+        Raises:
+            InputError: there are none, or it is a hash table.
+        """
         return self._key_column.give_one(_least(self._ordered("min")))
 
     def max(self) -> int:
-        """The greatest key. InputError: there are none, or it is a hash table."""
+        """The greatest key.
+
+        Raises:
+            InputError: there are none, or it is a hash table.
+        """
         core = self._ordered("max")
         # The cores go upwards only: halve what may be above the greatest key known.
         known, end = _least(core), GREATEST_KEY
@@ -203,8 +235,11 @@ class Index:
 
         Between gapped arrays and fragmented logs it goes leaf by leaf: up to ``leaves`` now (None: all), and new ones
         from now on. Call it again for the rest. To or from a sorted array or a hash table, the index is made again at
-        once, next to the old one, which serves readers until then. InputError: the limit is too low, or ``leaves`` is
-        negative. MemoryError: there is not enough.
+        once, next to the old one, which serves readers until then.
+
+        Raises:
+            InputError: the limit is too low, or ``leaves`` is negative.
+            MemoryError: there is not enough.
         """
         if leaves is not None and leaves < 0:
             raise InputError("leaves", leaves, "is no number of leaves", "Give 0 or more, or None.")
@@ -225,7 +260,11 @@ class Index:
         return left
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the index to a file, whole or not at all; writers wait. InputError: the path cannot be written."""
+        """Write the index to a file, whole or not at all. Writers wait meanwhile.
+
+        Raises:
+            InputError: the path cannot be written.
+        """
         with self._writing:
             pairs = self._core.dump()
             saved = files.Saved(
@@ -235,8 +274,11 @@ class Index:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Index:
-        """Read what ``save`` wrote, with its configuration and its limit. InputError: the file cannot be read, is not a
-        saved index, of another version, truncated or corrupted.
+        """Read what ``save`` wrote, with its configuration and its limit.
+
+        Raises:
+            InputError: the file cannot be read, is not a saved index, of another version, truncated or corrupted.
+            MemoryError: there is not enough.
         """
         saved = files.read(path)
         made = cls.__new__(cls)

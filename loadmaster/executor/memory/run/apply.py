@@ -37,17 +37,22 @@ CHECKED_STEPS = 3  # the steps after it: optimizer state is there from the secon
 
 
 class BudgetCheck:
-    """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget. The peak
-    is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start again
-    there. Of several plans the largest budget counts."""
+    """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget.
+
+    The peak is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start
+    again there. Of several plans the largest budget counts.
+    """
 
     def __init__(self, plans: Sequence[MemoryPlan]) -> None:
         self.budget_bytes = max(plan.budget_bytes for plan in plans)
         self._calls = 0
 
     def checked(self, call: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
-        """The loss of a planned call, whose backward pass raises if the budget was not kept; an InputError on any
-        device but CUDA."""
+        """The loss of a planned call, whose backward pass raises if the budget was not kept.
+
+        Raises:
+            InputError: the step runs on another device than CUDA.
+        """
         if device.type != "cuda":
             remedy = "Watch steps on CUDA, or measure trial steps with fit."
             raise InputError("enforce", str(device), "has an allocator that keeps no peak", remedy)
@@ -80,11 +85,14 @@ class BudgetCheck:
 class PlannedStep(nn.Module):
     """A training step under a plan: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
-    The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to save.
-    The plan is put in place at the first call. A smaller batch runs under it, too: the same operators on tensors that
-    are no larger. A call that becomes another graph (a larger batch, another precision, mode, frozen parameter) needs a
-    plan of its own. Without gradients (``torch.no_grad``) there is nothing to plan for: the step then runs as plain
-    PyTorch would run it, whatever the shapes.
+    The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
+    save. The plan is put in place at the first call. A smaller batch runs under it, too: the same operators on tensors
+    that are no larger. A call that becomes another graph (a larger batch, another precision, mode, frozen parameter)
+    needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing to plan for: the step then runs as
+    plain PyTorch would run it, whatever the shapes.
+
+    Attributes:
+        unplanned: what it does with a batch that no plan is for, as for :func:`apply`.
 
     Raises (when called):
         InputError: the model cannot be traced, or no plan was made for this model, batch, loss and precision.
@@ -159,8 +167,10 @@ class PlannedStep(nn.Module):
         return now in known or (self._asks_no_more(known) and now != self._first)
 
     def _asks_no_more(self, known: Sequence[Guards]) -> bool:
-        """Return whether further kinds of calls run untraced, since a Python value may be another one in every call.
-        Not so with several plans: one may still be for them."""
+        """Return whether further kinds of calls run untraced: a Python value may be another one in every call.
+
+        Of several plans one may still be for them.
+        """
         return len(known) >= _MOST_KINDS and len(self.plans) == 1
 
     def _without_plan(self, batch: Batch, error: InputError) -> torch.Tensor:
@@ -197,8 +207,8 @@ def apply(
     """A training step that runs under the plan.
 
     Args:
-        plan: a plan for the problem that :func:`~loadmaster.executor.memory.capture.capture` made from this model, this
-            loss and inputs of these shapes; or several, for batches of several shapes.
+        plan: a plan for the problem that :func:`~loadmaster.executor.memory.capture.capture` made from this model,
+            this loss and inputs of these shapes; or several, for batches of several shapes.
         model, loss: as they were captured. The model may be wrapped in ``DistributedDataParallel``; FSDP2's
             ``fully_shard`` goes around the step that this returns. Or a block of a model, for a plan of
             :func:`~loadmaster.executor.memory.block.capture_block`.
@@ -206,8 +216,8 @@ def apply(
         implementations: the filter that the plan was captured with.
         unplanned: what to do with a batch that no plan is for (one that is larger), once a planned one has run:
             ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
-        enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher peak
-            of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
+        enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
+            peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
         mode: as for ``torch.compile``: ``reduce-overhead`` replays both graphs as CUDA graphs, so that a step of short
             kernels does not wait for their launches. Its memory stays with the graphs between steps; the loss and the
             gradients of a step are gone when the next one begins, so that gradients cannot be added up over steps. A
@@ -215,8 +225,8 @@ def apply(
 
     Returns:
         A module: ``loss = step(*batch)``, or ``step(**batch)`` with a mapping, then ``loss.backward()`` and the
-            optimizer's step as usual. The loss is all it returns. Gradients are those of plain PyTorch; where the model
-            has dropout, those of other masks than the same seed gives there.
+        optimizer's step as usual. The loss is all it returns. Gradients are
+        those of plain PyTorch; where the model has dropout, those of other masks than the same seed gives there.
 
     Raises:
         InputError: a plan is of another kind or infeasible, the backend or the mode is unknown, or a wrapper acts
@@ -241,8 +251,13 @@ def apply_to_blocks(
 ) -> list[PlannedStep]:
     """Make steps of equal blocks under one plan, to put in their places before ``fully_shard`` goes around each.
 
-    The plan, or several, is for a problem of :func:`~loadmaster.executor.memory.block.capture_block`. Blocks share what
-    is compiled, as far as they are equal. The other arguments and errors are those of :func:`apply`.
+    Args:
+        plan: for a problem of :func:`~loadmaster.executor.memory.block.capture_block`, or several.
+        blocks: they share what is compiled, as far as they are equal.
+        backend, implementations, unplanned, mode: as for :func:`apply`.
+
+    Raises:
+        InputError: as for :func:`apply`.
     """
     planned = _planned(plan, backend, unplanned, implementations, mode)
     return [PlannedStep(planned, block, None, unplanned, enforce=False) for block in blocks]
