@@ -82,7 +82,8 @@ def test_additions_by_index_that_a_compiler_generates_take_their_bytes(dtype, in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "in_place"), [(torch.float32, True), (torch.int64, False)])
+# From 2.14 on it generates those of whole numbers on a CPU as well. They count as PyTorch's own, which take longer.
+@pytest.mark.parametrize(("dtype", "in_place"), [(torch.float32, True), (torch.int64, torch.__version__ >= (2, 14))])
 def test_inductor_generates_the_additions_that_count_as_generated(dtype, in_place):
     def scatter(target, at, values):
         return target.index_put([at], values, accumulate=True)

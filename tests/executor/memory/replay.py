@@ -15,6 +15,7 @@ from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.memory.run.lowering import lower
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import compiled
@@ -101,7 +102,7 @@ class Replay:
     def _run(self, module: fx.GraphModule, arguments: list[Any], *, lowered: bool) -> Any:
         if lowered:
             # Lowering runs the graph: it draws, and updates buffers.
-            run = backends._lower(module, [a.clone() for a in arguments], channels_last=False)
+            run = lower(module, [a.clone() for a in arguments], channels_last=False)
             torch.manual_seed(SEED)
             return run(*arguments)
         torch.manual_seed(SEED)
