@@ -91,7 +91,7 @@ class PartitionedStep(StepOnShares):
         for leaf, n in self.traced.inputs.items():
             held[n] = self._input(leaves[leaf], n)
         parameters = [own[n] for n in self.traced.parameters.values()]
-        found: Tensor = _Step.apply(self, held, *parameters)  # type: ignore[no-untyped-call]
+        found: Tensor = _Step.apply(self, held, *parameters)  # type: ignore[no-untyped-call, unused-ignore]
         return found
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class ModuleStep(StepOnShares):
         with sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext():
             loss = self._step(*own.args, **own.kwargs)
         loss = loss.full_tensor() if isinstance(loss, DTensor) else loss
-        found: Tensor = _OfAll.apply(loss, self)  # type: ignore[no-untyped-call]
+        found: Tensor = _OfAll.apply(loss, self)  # type: ignore[no-untyped-call, unused-ignore]
         return found
 
     def state_dict(self) -> dict[str, Tensor]:

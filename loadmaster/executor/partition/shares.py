@@ -235,7 +235,7 @@ def like(share: Tensor, values: Tensor) -> Tensor:
     assert isinstance(share, DTensor)
     held = local_part_of(share)
     values = held.like(values) if isinstance(held, UnevenShare) else values
-    return DTensor(values, spec_of(share), requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor(values, spec_of(share), requires_grad=False)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def placement_of(share: Tensor) -> Placement:

@@ -87,7 +87,7 @@ class GraphLaunches:
             return call(self.run, given)
         if not self.run.passes.gradients:
             return tuple(x.clone() for x in captured.forward(given))
-        found: tuple[Tensor, ...] = _Replay.apply(captured, *given)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, ...] = _Replay.apply(captured, *given)  # type: ignore[no-untyped-call, unused-ignore]
         return found
 
     def _for(self, given: Sequence[Tensor]) -> Captured | None:

@@ -132,7 +132,7 @@ class Run:
 def call(run: Run, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The outputs of a layer from features and parameters in the caller's form, as :func:`_taken` takes them."""
     if run.passes.gradients:
-        found: tuple[Tensor, ...] = _Step.apply(run, *given)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, ...] = _Step.apply(run, *given)  # type: ignore[no-untyped-call, unused-ignore]
         return found
     return tuple(forward_pass(run, given)[0])
 

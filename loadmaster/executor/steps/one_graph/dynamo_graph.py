@@ -77,7 +77,7 @@ def refusing_gradients(run: Callable[..., Any], kept: Sequence[int]) -> Callable
     def refusing(*inputs: Any) -> tuple[Any, ...]:
         results = list(run(*inputs))
         leaf = torch.zeros((), requires_grad=True)
-        refused = _Kept.apply(leaf, *(results[n] for n in kept))  # type: ignore[no-untyped-call]
+        refused = _Kept.apply(leaf, *(results[n] for n in kept))  # type: ignore[no-untyped-call, unused-ignore]
         for place, result in zip(kept, refused, strict=True):
             results[place] = result
         return tuple(results)
