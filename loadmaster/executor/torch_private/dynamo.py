@@ -48,15 +48,17 @@ if not ATTRIBUTE_SETTERS:
         raise AttributeError("the method of torch._dynamo.variables that follows setattr")
 
 
-def tensor_method(name: str, follow: Callable[..., Any]) -> tuple[Any, str, Any]:
-    """Describe the change (owner, name, value) with which Dynamo follows a method of tensors by another function."""
+def tensor_methods(**follow: Callable[..., Any]) -> tuple[tuple[Any, str, Any], ...]:
+    """Describe the changes (owner, name, value) with which Dynamo follows methods of tensors by other functions."""
     if _METHODS is None:
-        return TensorVariable, f"method_{name}", follow
-    return _METHODS, name, _Method(follow)
+        return tuple((TensorVariable, f"method_{name}", function) for name, function in follow.items())
+    return ((TensorVariable, "tp_methods", _METHODS | {name: _Method(function) for name, function in follow.items()}),)
 
 
-OWN_HANDLERS: tuple[Any, str, Any] = (_builtin.BuiltinVariable, "call_function_handler_cache", {})
-"""Change for a cache of its own: before 2.13 Dynamo keeps the methods that follow ``setattr`` there."""
+OWN_HANDLERS: tuple[tuple[Any, str, Any], ...] = tuple(
+    (owner, "call_function_handler_cache", {}) for owner, name in ATTRIBUTE_SETTERS if name == "call_setattr"
+)
+"""Change for a cache of its own: before 2.13 Dynamo keeps the methods that follow ``setattr`` there. None from then."""
 
 IGNORED_CALLS = (
     "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"

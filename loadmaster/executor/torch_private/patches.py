@@ -40,6 +40,13 @@ REPLACED = (
     Replaced(f"{_VARIABLES}.builtin.BuiltinVariable.call_setattr", _LEAVES, _NO_LEAF, True, optional=True),
     Replaced(f"{_VARIABLES}.torch.TorchInGraphFunctionVariable.call_function", _LEAVES, _NO_LEAF, has_test=True),
     Replaced(
+        f"{_VARIABLES}.tensor.TensorVariable.tp_methods",
+        _LEAVES,
+        "From 2.14 on a table has both methods of tensors that are followed otherwise.",
+        has_test=True,
+        optional=True,
+    ),
+    Replaced(
         f"{_VARIABLES}.builtin.BuiltinVariable.call_function_handler_cache",
         _LEAVES,
         "Dynamo would keep a replaced method for what others compile, and the one before it for us.",

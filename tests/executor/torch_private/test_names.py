@@ -50,12 +50,9 @@ def test_what_is_replaced_is_there_and_the_replacement_too(one):
 def test_what_a_step_is_traced_with_is_listed():
     from loadmaster.executor.steps.drawn_once import EACH_DRAW_ITS_OWN, TENSORS_SAVED
     from loadmaster.executor.steps.one_graph.dynamo_changes import TRACED_OTHERWISE
-    from loadmaster.executor.torch_private.dynamo import TensorVariable
 
     listed = {one.attribute for one in REPLACED}
     for owner, name, _ in (*TRACED_OTHERWISE, EACH_DRAW_ITS_OWN, TENSORS_SAVED):
-        if isinstance(owner, dict):  # the methods of tensors
-            owner, name = TensorVariable, f"method_{name}"
         place = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
         assert f"{place}.{name}" in listed
 

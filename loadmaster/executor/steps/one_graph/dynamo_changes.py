@@ -42,7 +42,7 @@ from loadmaster.executor.torch_private.dynamo import (
     TensorVariable,
     TorchInGraphFunctionVariable,
     VariableTracker,
-    tensor_method,
+    tensor_methods,
 )
 
 
@@ -110,11 +110,10 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
 
 TRACED_OTHERWISE: tuple[Change, ...] = (
     (transformer, "_detect_is_causal_mask", _as_told),
-    tensor_method("tolist", _known_or_asked),
-    tensor_method("requires_grad_", _make_leaf),
+    *tensor_methods(tolist=_known_or_asked, requires_grad_=_make_leaf),
     *((owner, name, _setting(getattr(owner, name))) for owner, name in ATTRIBUTE_SETTERS),
     (TorchInGraphFunctionVariable, "call_function", _call),
-    OWN_HANDLERS,
+    *OWN_HANDLERS,
 )
 """Changes to trace under: of masks, ranges, ``requires_grad_()``, ``requires_grad = True`` and the keyword."""
 

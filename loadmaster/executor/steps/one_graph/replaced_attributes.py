@@ -38,7 +38,7 @@ from torch import nn
 from loadmaster.executor.torch_private.modules import forward_hooks_of
 
 Change = tuple[Any, str, Any]
-"""Owner, name of its attribute, and the value that this attribute is to have; of a dictionary, its item."""
+"""Owner, name of its attribute, and the value that this attribute is to have."""
 
 
 @contextlib.contextmanager
@@ -47,20 +47,14 @@ def patched(*changes: Change) -> Iterator[None]:
 
     Every step enters here, and ``unittest.mock`` would take tens of microseconds.
     """
-    before = [(at, name, at[name] if isinstance(at, dict) else getattr(at, name)) for at, name, _ in changes]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
-        _set(changes)
+        for change in changes:
+            setattr(*change)
         yield
     finally:
-        _set(before)
-
-
-def _set(attributes: Iterable[Change]) -> None:
-    for owner, name, value in attributes:
-        if isinstance(owner, dict):
-            owner[name] = value
-        else:
-            setattr(owner, name, value)
+        for change in before:
+            setattr(*change)
 
 
 LIBRARIES = ("transformers.", "peft.")
