@@ -35,6 +35,10 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+TESTED_TORCH = ("2.11", "2.14")
+"""Releases of PyTorch that the tests ran with: the oldest, which pyproject.toml asks for, and the newest."""
+
+
 def how_to_install(*extras: str) -> str:
     """End of a sentence such as "Install it": where, and by which command, for extras of this package."""
     # The one place to change when the package is published: every message takes it from here.

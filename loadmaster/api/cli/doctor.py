@@ -22,7 +22,7 @@ import loadmaster
 from loadmaster.api.cli.server import add_server, connect
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.errors import LoadmasterError, how_to_install
+from loadmaster.errors import TESTED_TORCH, LoadmasterError, how_to_install
 
 # What PyTorch says of itself, and what stands behind the class Index: this floor imports neither.
 _ASK_TORCH = (
@@ -40,8 +40,6 @@ _ASK_RAY = (
 _WITHIN_S = 300.0
 # Ray itself waits for minutes at an address where nobody is.
 _JOINED_WITHIN_S = 60.0
-# Releases of PyTorch that the tests ran with: the oldest and the newest.
-_TORCH_TESTED = ((2, 11), (2, 14))
 _SERVER_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client")
 
 
@@ -154,11 +152,14 @@ def _torch() -> Finding:
 
 def _beyond_tested(version: str) -> str:
     """Say so if a release of PyTorch is older or newer than those tested."""
-    release = tuple(int(part) for part in version.split(".")[:2])
-    oldest, newest = (".".join(map(str, of)) for of in _TORCH_TESTED)
-    if release > _TORCH_TESTED[1]:
+    oldest, newest = TESTED_TORCH
+    if _release(version) > _release(newest):
         return f"; newer than tested ({oldest} to {newest}): if a plan does not run, install torch {newest}"
-    return f"; older than supported ({oldest} to {newest})" if release < _TORCH_TESTED[0] else ""
+    return f"; older than supported ({oldest} to {newest})" if _release(version) < _release(oldest) else ""
+
+
+def _release(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2]]
 
 
 def _index() -> Finding:

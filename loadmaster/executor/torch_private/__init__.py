@@ -15,9 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from loadmaster.errors import LoadmasterError
-
-CHECKED_VERSIONS = "2.11 to 2.14"
+from loadmaster.errors import TESTED_TORCH, LoadmasterError
 
 
 class TorchVersionError(LoadmasterError, ImportError):
@@ -34,5 +32,5 @@ def needed() -> Iterator[None]:
     except (ImportError, AttributeError) as error:
         raise TorchVersionError(
             f"PyTorch {torch.__version__} lacks something that Loadmaster uses: {error}. "
-            f"Install PyTorch {CHECKED_VERSIONS}, or a newer Loadmaster."
+            f"Install PyTorch {' to '.join(TESTED_TORCH)}, or a newer Loadmaster."
         ) from error
