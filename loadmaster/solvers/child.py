@@ -42,6 +42,8 @@ from loadmaster.solvers.solution import (
     StoppedBy,
 )
 
+__all__ = ["PipeLink", "answer", "main"]
+
 # Where the largest cost is between these, tolerances mean what they say.
 _LEAST, _MOST = 1.0, float(1 << 20)
 _AIM_EXPONENT = 10
@@ -94,8 +96,6 @@ class UnscaledLink:
 def _over(value: float | None, factor: float) -> float | None:
     return None if value is None else value / factor
 
-
-__all__ = ["PipeLink", "answer", "main"]
 
 _REPORT_EVERY_S = 0.5
 _WATCH_EVERY_S = 0.5

@@ -18,6 +18,23 @@ from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.verdict import CollectiveCheck
 from loadmaster.models.units import show_bytes
 
+__all__ = [
+    "chrome_trace",
+    "details",
+    "html",
+    "infeasible",
+    "msccl",
+    "mscclpp",
+    "pictures",
+    "plan_page",
+    "png",
+    "sections",
+    "summary",
+    "trace",
+    "verdict",
+    "view",
+]
+
 
 def chrome_trace(view: CollectiveView) -> dict[str, Any]:
     """The trace document: one event for every send, for as long as it holds its link."""
@@ -62,24 +79,6 @@ def _events(
                     "arrives_us": journey.arrives_ns / 1e3,
                 },
             }
-
-
-__all__ = [
-    "chrome_trace",
-    "details",
-    "html",
-    "infeasible",
-    "msccl",
-    "mscclpp",
-    "pictures",
-    "plan_page",
-    "png",
-    "sections",
-    "summary",
-    "trace",
-    "verdict",
-    "view",
-]
 
 
 def msccl(seen: CollectiveView, instances: int) -> Mapping[str, bytes]:

@@ -21,17 +21,6 @@ from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.memory.verdict import planned_events
 from loadmaster.models.units import show_bytes, show_share
 
-
-def chrome_trace(view: MemoryView) -> dict[str, Any]:
-    """The trace document of one planned step."""
-    title = view.problem.title or view.problem.name
-    return {
-        "displayTimeUnit": "ms",
-        "traceEvents": planned_events(title, view.check, view.plan.budget_bytes),
-        "otherData": {"problem_sha256": view.plan.problem_sha256, "budget_bytes": view.plan.budget_bytes},
-    }
-
-
 __all__ = [
     "both",
     "chrome_trace",
@@ -48,6 +37,16 @@ __all__ = [
     "verdict",
     "view",
 ]
+
+
+def chrome_trace(view: MemoryView) -> dict[str, Any]:
+    """The trace document of one planned step."""
+    title = view.problem.title or view.problem.name
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": planned_events(title, view.check, view.plan.budget_bytes),
+        "otherData": {"problem_sha256": view.plan.problem_sha256, "budget_bytes": view.plan.budget_bytes},
+    }
 
 
 def pictures(seen: MemoryView) -> list[Picture]:

@@ -19,6 +19,23 @@ from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.trace_events import level, process, run
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
+__all__ = [
+    "both",
+    "chrome_trace",
+    "details",
+    "frontier_extras",
+    "html",
+    "infeasible",
+    "pictures",
+    "plan_page",
+    "png",
+    "sections",
+    "summary",
+    "trace",
+    "verdict",
+    "view",
+]
+
 _PLANNED, _COMPUTE = 1, 1
 
 
@@ -49,23 +66,6 @@ def chrome_trace(view: PlacementView) -> dict[str, Any]:
         "otherData": {"problem_sha256": view.plan.problem_sha256, "budget_bytes": budget_bytes},
     }
 
-
-__all__ = [
-    "both",
-    "chrome_trace",
-    "details",
-    "frontier_extras",
-    "html",
-    "infeasible",
-    "pictures",
-    "plan_page",
-    "png",
-    "sections",
-    "summary",
-    "trace",
-    "verdict",
-    "view",
-]
 
 _MOST_BLOCKS = 15
 _MOST_WAITS = 10

@@ -32,6 +32,8 @@ from loadmaster.models.collective.bounds.meeting import meeting_bounds, meetings
 from loadmaster.models.collective.bounds.network import NEVER, Network
 from loadmaster.models.collective.instance import Chunk, Instance
 
+__all__ = ["NEVER", "Bound", "all_bounds", "lower_bound"]
+
 
 def mirrored(instance: Instance) -> Instance | None:
     """The copies that the sums to one rank are from the end; None without any, or where latencies differ."""
@@ -44,9 +46,6 @@ def mirrored(instance: Instance) -> Instance | None:
             if latency.setdefault(resource, link.latency_ns) != link.latency_ns:
                 return None
     return Instance(instance.topology.reversed(), chunks) if chunks else None
-
-
-__all__ = ["NEVER", "Bound", "all_bounds", "lower_bound"]
 
 
 @dataclass(frozen=True)
