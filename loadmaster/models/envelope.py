@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from loadmaster.models.fields import READING, Bounds, Entries, Json, Seconds, Sha256, Status
+from loadmaster.models.fields import READING, Bounds, Entries, Json, MayBeMissing, Name, Seconds, Sha256, Status
 from loadmaster.models.shown import ShownPlan
 
 # Above a year in microseconds for each of a hundred million operators: a mistake in units.
@@ -16,6 +16,21 @@ _LARGEST = 1e21
 STOPPED_BY = ("gap", "time", "cancel", "crash", "proof", "method", "nothing")
 
 Total = Annotated[float, Bounds(ge=0, le=_LARGEST)]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Worth of a little more of a resource, in the unit of the plan.
+
+    Attributes:
+        more: of what, in words.
+        bound_falls: by how much the proved bound is lower with it; None where it was not proved in time.
+        plan_gains: by how much the best plan that was found with it is better.
+    """
+
+    more: Name
+    bound_falls: Annotated[Total | None, MayBeMissing()]
+    plan_gains: Total
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

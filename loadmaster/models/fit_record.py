@@ -20,7 +20,7 @@ from loadmaster.models.fields import LARGEST_BYTES, READING, Bounds, Index, Json
 from loadmaster.models.kind import Problem
 from loadmaster.models.kinds import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.shown import one_line, save_document
-from loadmaster.models.units import show_bytes, show_cost
+from loadmaster.models.units import show_bytes, show_cost, show_mib
 
 FIT_SCHEMA: Literal["loadmaster/fit/1"] = "loadmaster/fit/1"
 
@@ -49,6 +49,11 @@ class TryRecord:
     kept: bool
     corrected_bytes: _Delta = 0
     ran_out: bool = False
+
+    @property
+    def time_error(self) -> float:
+        """Measured over planned step time, less one; 0 where no step was over."""
+        return self.step_us / self.planned_us - 1.0 if self.planned_us and not self.ran_out else 0.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,17 @@ def fit_words(chosen: TryRecord | KnobTryRecord | PlainTryRecord, tries: int) ->
         f"step {show_cost(chosen.step_us, 'us')}",
         "1 try" if tries == 1 else f"{tries} tries",
     ]
+
+
+def describe(tried: TryRecord) -> str:
+    """One line: budget, planned and measured peak, planned and measured time."""
+    if tried.ran_out:
+        planned = f"peak planned {show_mib(tried.planned_peak_bytes)}"
+        return f"budget {show_mib(tried.budget_bytes)}: {planned}, and the device ran out of memory"
+    peak = f"peak planned {show_mib(tried.planned_peak_bytes)}, measured {show_mib(tried.used_bytes)}"
+    time = f"step planned {tried.planned_us / 1e3:.2f} ms, measured {tried.step_us / 1e3:.2f} ms"
+    held = "kept" if tried.kept else f"exceeded by {show_mib(tried.used_bytes - tried.budget_bytes)}"
+    return f"budget {show_mib(tried.budget_bytes)} {held}: {peak}; {time} ({tried.time_error:+.1%})"
 
 
 def write_fit(record: FitRecord) -> dict[str, Any]:

@@ -134,13 +134,14 @@ def catalogue() -> tuple[Hardware, ...]:
     return _CATALOGUE
 
 
-def hardware(name: str) -> Hardware:
-    """Return the entry of this name, whatever its capitals; raise InputError, which lists the names, for others."""
+def hardware(name: str, field: str = "hardware") -> Hardware:
+    """Return the entry of this name, whatever its capitals; raise InputError, which names ``field`` and lists the
+    names, for others."""
     for entry in _CATALOGUE:
         if entry.name == name.lower():
             return entry
     known = ", ".join(entry.name for entry in _CATALOGUE)
-    raise InputError("hardware", name, "is not in the catalogue", f"Choose one of: {known}.")
+    raise InputError(field, name, "is not in the catalogue", f"Choose one of: {known}.")
 
 
 def hardware_reported_as(device_name: str) -> Hardware | None:

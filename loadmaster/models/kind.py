@@ -88,6 +88,9 @@ class Limit:
             (:class:`loadmaster.api.report.extras.Extras`).
         restrictions: (problem) -> by name, the same problem with fewer choices, whose plans are plans of the whole one
             too: frontiers can be compared with theirs.
+        prices: (problem, plan, options, *, others, on_progress, cancelled) -> what a little more of each resource would
+            give (:class:`loadmaster.models.envelope.Price`); ``others`` are plans under other limits. Its plans have
+            the field ``prices``.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Limit:
     with_bound: str | None = None
     extras: str | None = None
     restrictions: str | None = None
+    prices: str | None = None
 
     @property
     def flag(self) -> str:
@@ -142,6 +146,9 @@ class Limit:
         if not isinstance(given, str):
             if isinstance(given, bool) or not isinstance(given, int):
                 raise InputError(field, given, f"is no whole number of {self.unit}", f"Give {self.values}.")
+            least = 1 if self.unit == "bytes" else 0  # nothing runs in no memory; no messages can be asked for
+            if given < least:
+                raise InputError(field, given, f"is less than {least}", f"Give {self.values}.")
             return given
         if "%" in given:
             return parse_share(given, field, self.whole_words)
@@ -210,13 +217,13 @@ class Kind:
             all fields of its plans beyond those that every plan has are left to ``check``.
         views: api: the module that shows plans in words (see :class:`loadmaster.api.report.views.Views`).
         exports: files that plans can be written as.
-        simulate: api: (problem, policies, limit, plan or None) -> :class:`loadmaster.api.report.simulation.Simulated`:
+        simulate: api: (problem, policies, limit, plan or None) -> :class:`loadmaster.api.report.views.Simulated`:
             results of policies without a plan; given only where there is a limit.
         policies: that ``simulate`` may be asked for; ``plan`` among them follows a plan.
         measurement: models: (document, plan) -> the measurement of a run of the plan; views of the kind hold it as
             ``measured``.
-        summary: models: (problem) -> :class:`loadmaster.models.summary.Summary`: what the kind says of a problem in
-            addition to its sizes and its limit.
+        summary: models, or planner where it takes a solve: (problem) -> :class:`loadmaster.models.summary.Summary`:
+            what the kind says of a problem in addition to its sizes and its limit.
         new: api: the module that builds problems for ``new`` (see :class:`loadmaster.api.cli.build.New`).
         capture: executor: the command behind ``capture``: (arguments without the kind's name) -> exit status.
         captured_by_default: whether ``capture`` makes this kind where none is named.

@@ -63,18 +63,19 @@ def _kind(
         differing: fields of :class:`Kind` that are not as with other kinds.
     """
     models, report = f"loadmaster.models.{name}", f"loadmaster.api.report.{name}"
+    shared = "loadmaster.api.report.views"
     exports = [
-        Export("html", "a report that opens offline", "text/html", f"{report}.views:html", ".html"),
+        Export("html", "a report that opens offline", "text/html", f"{shared}:html", ".html"),
         Export("png", picture, "image/png", f"{report}.views:png", ".png"),
     ]
     if trace:
         hint = "open it at https://ui.perfetto.dev"
-        exports.append(Export("trace", "a Chrome trace", "application/json", f"{report}.views:trace", ".json", hint))
+        exports.append(Export("trace", "a Chrome trace", "application/json", f"{shared}:trace", ".json", hint))
     if table is not None:
         exports.append(Export("csv", table, "text/csv", f"{report}.views:csv", ".csv"))
     if program:
         words = "the program behind it, for other solvers"
-        exports.append(Export("mps", words, "text/plain", f"{report}.program:mps", ".mps"))
+        exports.append(Export("mps", words, "text/plain", f"{report}.views:mps", ".mps"))
     fields = {
         "documents": f"{models}.documents",
         "validate": f"{models}.documents:check_problem",
@@ -202,6 +203,26 @@ _KINDS = (
         program=True,
         methods=("auto", "greedy", "one-for-all"),
         limit=_budget("index", "what the fullest host takes with every shard at its quickest"),
+    ),
+    _kind(
+        "training",
+        "one plan for a whole step on one GPU: what to recompute, what to offload, where each update runs?",
+        picture="memory over the step, the links and updates, and every layer as a picture",
+        table="where each group is stored and updated, as a table",
+        trace=True,
+        summary="loadmaster.planner.training.outlook:summary",
+        methods=("auto", "by-hand", "zero-offload", "fsdp", "zero-infinity", "checkpoint", "plain"),
+        limit=_budget(
+            "training",
+            "the peak with everything on the device",
+            whole="limits:peak_bytes",
+            extras="loadmaster.api.report.training.views:frontier_extras",
+            prices="loadmaster.planner.training.prices:prices",
+        ),
+        measurement="loadmaster.models.training.measurement:read_measurement",
+        simulate="loadmaster.api.report.training.simulation:simulate",
+        policies=("plain", "checkpoint", "zero-offload", "fsdp", "zero-infinity", "by-hand", "plan"),
+        capture="loadmaster.executor.training.command:main",
     ),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}

@@ -16,6 +16,19 @@ def label(number: str, op: str, module: str | None, source: str | None) -> str:
     return f"{number} ({said})" if said == op else f"{said} ({number})"
 
 
+class Placed:
+    """Operator with its place in a model."""
+
+    op: str
+    module: str | None
+    source: str | None
+
+    @property
+    def words(self) -> str:
+        """Module, operator and line, as far as they are known."""
+        return words(self.op, self.module, self.source)
+
+
 def _short(op: str) -> str:
     """Name of an operator without namespace and overload: ``add`` of ``aten.add.Tensor``."""
     namespace, _, rest = op.partition(".")

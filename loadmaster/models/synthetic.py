@@ -1,14 +1,42 @@
-"""Parts of synthetic problems of several kinds: a decoder's forward operators, and times by roofline, which is rough on
-purpose: launch + max(operations / rate, bytes moved / bandwidth).
+"""Parts of synthetic problems of several kinds: shapes of known transformers, a decoder's forward operators, and times
+by roofline, which is rough on purpose: launch + max(operations / rate, bytes moved / bandwidth).
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadmaster.errors import InputError
 from loadmaster.models.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A transformer: ``gated`` if the MLP has a gate (SwiGLU), ``tied_head`` if logits are made by the embedding."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocabulary: int
+    gated: bool
+    sequence: int
+    tied_head: bool = False
+
+
+SHAPES = {
+    "gpt2": Shape(12, 768, 12, 12, 3072, 50257, gated=False, sequence=1024, tied_head=True),
+    "gpt2-medium": Shape(24, 1024, 16, 16, 4096, 50257, gated=False, sequence=1024, tied_head=True),
+    "gpt3-1.3b": Shape(24, 2048, 16, 16, 8192, 50257, gated=False, sequence=2048, tied_head=True),
+    "gpt3-6.7b": Shape(32, 4096, 32, 32, 16384, 50257, gated=False, sequence=2048, tied_head=True),
+    "llama-3b": Shape(28, 3072, 24, 8, 8192, 32000, gated=True, sequence=2048),
+    "llama3.2-1b": Shape(16, 2048, 32, 8, 8192, 128256, gated=True, sequence=8192, tied_head=True),
+    "llama3-8b": Shape(32, 4096, 32, 8, 14336, 128256, gated=True, sequence=8192),
+    "llama3-70b": Shape(80, 8192, 64, 8, 28672, 128256, gated=True, sequence=8192),
+}
 
 
 @dataclass(frozen=True)
@@ -100,3 +128,12 @@ def expect_range(field: str, value: int, low: int, high: int) -> None:
     """Refuse a number outside low..high; the InputError names ``field``."""
     if not low <= value <= high:
         raise InputError(field, value, f"is not between {low} and {high}", "Give a number in this range.")
+
+
+def expect_name(field: str, name: str, known: Sequence[str]) -> str:
+    """Return a model's name as it is known, whatever its capitals; the InputError for others names ``field``."""
+    if name.lower() in known:
+        return name.lower()
+    near = difflib.get_close_matches(name.lower(), known, 1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    raise InputError(field, name, "is no known model", f"{meant}There are {', '.join(known)}.")

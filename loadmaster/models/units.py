@@ -27,6 +27,8 @@ _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
 _SHARE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*%", re.ASCII)
 _FRACTION = re.compile(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _LONGEST_COUNT = 18
+# A step takes more than was planned, but not ten times as much: that is a size, or a slip of the pen.
+_LARGEST_SHARE = 10.0
 _REMEDY = "Give bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, as in 5GiB."
 
 
@@ -65,10 +67,11 @@ def bytes_of(given: int | str, field: str) -> int:
 
 def parse_share(text: str, field: str, of: str) -> float:
     """Parse a percentage of a whole, ``of`` in words: ``50%`` as 0.5. Raises InputError, naming ``field``, if it is not
-    a percentage, not above 0, or above 10,000 %."""
+    a percentage, not above 0, or above 1,000 %."""
     share = _percentage(text, field, "50%")
-    if not 0 < share <= 100:
-        raise InputError(field, text, f"is not a usable share of {of}", "Give more than 0%, as in 50%.")
+    if not 0 < share <= _LARGEST_SHARE:
+        remedy = f"Give more than 0%, and at most {_LARGEST_SHARE:.0%}, as in 50%."
+        raise InputError(field, text, f"is not a usable share of {of}", remedy)
     return share
 
 
@@ -120,6 +123,11 @@ def show_bytes(size_bytes: float) -> str:
     return f"{sign}{_digits(size, 3)} TiB"
 
 
+def show_mib(size_bytes: float) -> str:
+    """Write a size in MiB with one decimal, for sizes that are compared: ``1,234.5 MiB``."""
+    return f"{size_bytes / (1 << 20):,.1f} MiB"
+
+
 def show_at_least(size_bytes: int) -> str:
     """Write a size as :func:`show_bytes`, rounded up: a least budget that is given back as it is shown suffices."""
     unit_bytes = 1
@@ -150,7 +158,8 @@ def show_cost(value: float, unit: str) -> str:
     for factor, prefix, least in ((1e6, "", 1e7), (1e3, "m", 1e3)):
         if abs(value) >= least:
             return f"{_digits(value / factor, 4)} {prefix}{base}"
-    return f"{_digits(value, 4)} u{base}"
+    digits = _digits(value, 4)
+    return f"{digits} u{base}" if float(digits) else f"0 {base}"
 
 
 def show_share(value: float | None) -> str:

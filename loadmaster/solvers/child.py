@@ -196,7 +196,11 @@ def _answer(driver: Driver, program: Program, options: SolveOptions, link: Link,
         start = _whole_start(program, options.start_columns, options.start_values)
         if start is not None:
             link.incumbent(program.objective(start), start)
-    return driver(program, options, link)
+    solution = driver(program, options, link)
+    broken = None if solution.values is None else program.broken(solution.values)
+    if broken is not None:
+        raise SolverError(f"{solver} answered with a point that breaks {broken}. Try another solver, and report it.")
+    return solution
 
 
 def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | None:

@@ -75,7 +75,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         solver="cpsat",
         solver_version=importlib.metadata.version("ortools"),
     )
-    if status is not SolverStatus.INFEASIBLE:
+    if status is not SolverStatus.INFEASIBLE or not options.explain:
         return solution
     link.settled(solution)
     conflict = _conflict(program, model, options, solution.seconds)

@@ -82,7 +82,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         solver="highs",
         solver_version=highs.version(),
     )
-    if solution.status is not SolverStatus.INFEASIBLE:
+    if solution.status is not SolverStatus.INFEASIBLE or not options.explain:
         return solution
     link.settled(solution)
     conflict = _conflict(program, options, solution.seconds)

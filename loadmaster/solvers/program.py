@@ -26,6 +26,9 @@ __all__ = ["INFINITY", "Block", "BoolArray", "FloatArray", "IntArray", "Program"
 
 INFINITY = float("inf")
 
+# Solvers keep rows to 1e-6 of their own scale of them; those that break one do so by 1e-2 and more.
+_BROKEN = 1e-4
+
 
 @dataclass(frozen=True)
 class Block:
@@ -124,10 +127,13 @@ class Program:
 
     def activity(self, x: FloatArray) -> FloatArray:
         """``A x`` for a point [columns]."""
-        row = np.repeat(np.arange(self.row_count), np.diff(self.row_start))
         products = self.value * x[self.column_index]
         # Row by row, so that large rows do not cost small ones their digits.
-        return np.bincount(row, weights=products, minlength=self.row_count).astype(np.float64)
+        return np.bincount(self._row_of_each(), weights=products, minlength=self.row_count).astype(np.float64)
+
+    def _row_of_each(self) -> IntArray:
+        """Rows of all nonzeros, [nonzeros]."""
+        return np.repeat(np.arange(self.row_count), np.diff(self.row_start))
 
     def violation(self, x: FloatArray) -> float:
         """The largest violation of any bound, row, integrality or interval at a point, absolute. Zero: feasible."""
@@ -143,6 +149,20 @@ class Program:
             if excess.size:
                 worst = max(worst, float(excess.max()))
         return worst
+
+    def broken(self, x: FloatArray) -> str | None:
+        """The label of a row or column bound that a solver's point [columns] breaks, beyond any solver's tolerance;
+        None: it satisfies them all. A row is broken by more than a share of its largest term, since solvers scale rows,
+        and a whole number that is rounded moves each of its rows."""
+        terms = np.abs(self.value * x[self.column_index])
+        largest = np.ones(self.row_count)
+        np.maximum.at(largest, self._row_of_each(), terms)
+        activity = self.activity(x)
+        excess = np.maximum(self.row_lower - activity, activity - self.row_upper) / largest
+        if excess.size and excess.max() > _BROKEN:
+            return self.row_label(int(excess.argmax()))
+        excess = np.maximum(self.lower - x, x - self.upper) / np.maximum(1.0, np.abs(x))
+        return self.column_label(int(excess.argmax())) if excess.size and excess.max() > _BROKEN else None
 
     def fixed(self, columns: IntArray, values: FloatArray) -> Program:
         """Return the program with some columns at fixed values; both [n]."""

@@ -24,6 +24,8 @@ from loadmaster.solvers.solution import Driver, Link, Solution, SolveOptions, So
 
 __all__ = ["driver", "installed"]
 
+_CBC = {"PULP_CBC_CMD", "COIN_CMD"}
+
 # A solver that stopped at this share of its time limit is taken to have stopped because of it.
 _TIME_IS_UP = 0.9
 
@@ -101,6 +103,9 @@ def _solver(name: str, options: SolveOptions) -> Any:
         "maxNodes": options.node_limit,
         "warmStart": True if options.start_columns is not None else None,
     }
+    if name in _CBC:
+        # CBC 2.10.3 calls points optimal after it that are not, or that break rows.
+        asked["options"] = ["preprocess off"]
     passed = {key: value for key, value in asked.items() if value is not None and key in known}
     try:
         return pulp.getSolver(name, **passed, **options.parameters)

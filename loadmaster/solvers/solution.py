@@ -64,6 +64,7 @@ class SolveOptions:
         start_columns, start_values: a MIP start, whole or partial: columns [n] and their values [n].
         cutoff: only solutions with an objective at most this are of interest. An answer of "infeasible" then means that
             none is that good, with the cutoff as the bound.
+        explain: whether an infeasible program gets its conflict, which may take ten seconds.
         parameters: options handed to the solver under its own names, for experts.
     """
 
@@ -76,6 +77,7 @@ class SolveOptions:
     start_columns: IntArray | None = None
     start_values: FloatArray | None = None
     cutoff: float | None = None
+    explain: bool = True
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.kind import Limit
 from loadmaster.models.kinds import limit_of, read_problem
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.units import (
@@ -60,10 +61,25 @@ def test_a_share_is_of_the_unconstrained_peak() -> None:
     assert limit_of("memory").value("50%", problem, "--budget") == (4 * 100 + 100) // 2
 
 
-@pytest.mark.parametrize("text", ["0%", "-5%", "%", "half%", "1e3%", "20000%"])
+@pytest.mark.parametrize("text", ["0%", "-5%", "%", "half%", "1e3%", "1001%", "10000%"])
 def test_bad_shares(text: str) -> None:
     with pytest.raises(InputError):
         limit_of("memory").value(text, read_problem(chain(4, 100)), "--budget")
+
+
+@pytest.mark.parametrize("size", [0, -1, "0", "0GiB", "-1"])
+def test_no_bytes_and_less_than_none_are_no_budget(size: int | str) -> None:
+    with pytest.raises(InputError) as caught:
+        limit_of("memory").read(size, "--budget")
+    assert (caught.value.field, caught.value.value) == ("--budget", size)
+    assert "Give" in caught.value.remedy
+
+
+def test_no_messages_can_be_asked_for_and_less_than_none_cannot() -> None:
+    messages = Limit("messages", "messages", "messages", "messages", "a:b", "all", "a:b")
+    assert messages.read(0, "--messages") == messages.read("0", "--messages") == 0
+    with pytest.raises(InputError, match=r"--messages: is less than 0 \(found -1\)"):
+        messages.read(-1, "--messages")
 
 
 @pytest.mark.parametrize("text", ["50%", "5 gigs", "-1", ""])
@@ -93,6 +109,7 @@ def test_shown_costs() -> None:
     assert show_cost(12_345_678.0, "us") == "12.35 s"
     assert show_cost(12.5, "us") == "12.50 us"
     assert show_cost(2_500.0, "uj") == "2.500 mJ"
+    assert show_cost(0.0, "us") == show_cost(1e-9, "us") == "0 s"
     assert show_share(0.0123) == "1.23 %"
     assert show_share(None) == "unknown"
 

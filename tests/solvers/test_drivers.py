@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loadmaster.errors import InputError
+from loadmaster.errors import InputError, SolverError
+from loadmaster.solvers.child import answer
 from loadmaster.solvers.process import solve, start
 from loadmaster.solvers.program import Program, ProgramBuilder
-from loadmaster.solvers.solution import SolveOptions, SolverStatus, StoppedBy
+from loadmaster.solvers.solution import Link, Solution, SolveOptions, SolverStatus, StoppedBy
+from tests.in_process_solves import Reports
 from tests.solvers.programs import (
     assignment,
     best_by_enumeration,
@@ -83,6 +85,12 @@ def test_the_conflict_names_what_is_to_blame(solver: str) -> None:
     assert "need" in conflict
     assert "harmless" not in conflict
     assert set(conflict) <= {"need", "keep[0]", "keep[1]", "keep[2]"}
+
+
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_nobody_looks_for_a_conflict_that_is_not_asked_for(solver: str) -> None:
+    solution = solve(infeasible(), SolveOptions(explain=False), solver=solver)
+    assert (solution.status, solution.conflict) == (SolverStatus.INFEASIBLE, ())
 
 
 @pytest.mark.slow
@@ -200,9 +208,10 @@ def test_tolerances_are_of_the_costs(solver: str, factor: float) -> None:
         assert none.status is SolverStatus.INFEASIBLE
 
 
-@pytest.mark.parametrize("name", ["solve_error", "start_called_optimal"])
-def test_what_breaks_highs_is_solved(name: str) -> None:
-    """Seen with HiGHS 1.16.0: no answer at all, and a start that is 4 % dearer than its own bound and "optimal"."""
+@pytest.mark.parametrize("name", ["solve_error", "start_called_optimal", "cbc_breaks_rows"])
+def test_what_breaks_a_solver_is_solved(name: str) -> None:
+    """Seen with HiGHS 1.16.0: no answer at all, and a start that is 4 % dearer than its own bound and "optimal". With
+    CBC 2.10.3: an "optimal" point that breaks five rows."""
     with np.load(Path(__file__).parent / f"{name}.npz") as stored:
         arrays = dict(stored)
     start_values = arrays.pop("start", None)
@@ -213,6 +222,22 @@ def test_what_breaks_highs_is_solved(name: str) -> None:
     assert solution.status is SolverStatus.OPTIMAL
     assert solution.objective == pytest.approx(other.objective, rel=1e-6)
     assert solution.bound == pytest.approx(other.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("point", "breaks"), [([1.0, 1.0, 0.0], "budget"), ([0.0, 0.0, 2.0], r"keep\[2\]"), ([1.0, 0.0, 1.0], None)]
+)
+def test_a_point_that_breaks_a_row_is_no_answer(point: list[float], breaks: str | None) -> None:
+    def driver(program: Program, options: SolveOptions, link: Link) -> Solution:
+        values = np.array(point)
+        found = (values, program.objective(values), -8.0, 0.0, 0.0, 0)
+        return Solution(SolverStatus.OPTIMAL, StoppedBy.GAP, *found, solver="highs", solver_version="0")
+
+    if breaks is None:
+        assert answer(driver, knapsack(), EXACT, Reports(), "highs").objective == -8.0
+        return
+    with pytest.raises(SolverError, match=f"highs answered with a point that breaks {breaks}. Try another solver"):
+        answer(driver, knapsack(), EXACT, Reports(), "highs")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from loadmaster.models import places
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.fields import LARGEST_BYTES, READING, Ascending, Bounds, Index, Name, Size
 from loadmaster.models.hardware import HostLink
+from loadmaster.models.places import Placed
 from loadmaster.models.shown import ShownProblem
 from loadmaster.solvers.program import FloatArray, IntArray
 
@@ -63,7 +64,7 @@ class InPlace:
 
 
 @dataclass(frozen=True)
-class ForwardOperator:
+class ForwardOperator(Placed):
     """Forward operator i: what it reads, what it produces, what it costs.
 
     Attributes:
@@ -98,11 +99,6 @@ class ForwardOperator:
     source: str | None = None
 
     @property
-    def words(self) -> str:
-        """Module, operator and line, as far as they are known."""
-        return places.words(self.op, self.module, self.source)
-
-    @property
     def made_by(self) -> str | None:
         """Name for its result: its words, or the graph node where its place is not known."""
         return self.node if self.words == self.op else self.words
@@ -114,7 +110,7 @@ class ForwardOperator:
 
 
 @dataclass(frozen=True)
-class BackwardOperator:
+class BackwardOperator(Placed):
     """Backward operator k = 1..K. ``fixed_bytes``, ``node``, ``module`` and ``source`` are as for the forward
     operators. ``output_bytes``: size of the gradient it produces. ``live_bytes``: gradients that must stay for it and
     later ones."""
@@ -128,11 +124,6 @@ class BackwardOperator:
     node: str | None = None
     module: str | None = None
     source: str | None = None
-
-    @property
-    def words(self) -> str:
-        """Module, operator and line, as far as they are known."""
-        return places.words(self.op, self.module, self.source)
 
     @cached_property
     def label(self) -> str:

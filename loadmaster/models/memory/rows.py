@@ -78,10 +78,10 @@ class RowWriter:
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
-    def cells(self, name: str, mask: NDArray[np.bool_], *, integer: bool = True) -> IntArray:
+    def cells(self, name: str, mask: NDArray[np.bool_]) -> IntArray:
         """Columns in [0, 1] for the true cells of a mask; -1 elsewhere."""
         cells = np.full(mask.shape, -1, dtype=np.int64)
-        cells[mask] = self.builder.columns(name, int(mask.sum()), upper=1.0, integer=integer)
+        cells[mask] = self.builder.columns(name, int(mask.sum()), upper=1.0, integer=True)
         return cells
 
     def choices(self, name: str, count: int, *, integer: bool = True) -> IntArray:

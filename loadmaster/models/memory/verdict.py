@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from loadmaster.models import places
+from loadmaster.models.places import Placed
 from loadmaster.models.trace_events import TraceEvent, level, process, run
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(Placed):
     """One operator in the replay: when it starts, how long it runs, the bytes resident while it does."""
 
     stage: int
@@ -23,11 +23,6 @@ class Event:
     stall_us: float = 0.0
     module: str | None = None
     source: str | None = None
-
-    @property
-    def words(self) -> str:
-        """Module, operator and line of code, as far as they are known."""
-        return places.words(self.op, self.module, self.source)
 
 
 class Moment(NamedTuple):

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-from loadmaster.models import places
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.fields import READING, Bounds, Gbps, Index, Name, Size
+from loadmaster.models.places import Placed
 from loadmaster.models.shown import ShownProblem
 
 LARGEST_US = 1e12
@@ -155,7 +155,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Operator:
+class Operator(Placed):
     """One operator of the step. An input that it updates in place (a parameter) is no output: it keeps its placement.
 
     Attributes:
@@ -180,11 +180,6 @@ class Operator:
     def worker_us(self, share: float) -> float:
         """Time of a worker of speed 1 that does such a share of the work."""
         return self.launch_us + share * (self.time_us - self.launch_us)
-
-    @property
-    def words(self) -> str:
-        """Module, operator and line, as far as they are known."""
-        return places.words(self.op, self.module, self.source)
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,7 +18,7 @@ from loadmaster.models.partition.problem import PartitionProblem
 ROUNDS = 6
 
 
-def tied(problem: PartitionProblem, rounds: int = ROUNDS) -> PartitionProblem:
+def tied(problem: PartitionProblem) -> PartitionProblem:
     """The problem with ties between what repeats; ties that it has are dropped."""
     tensors = _numbered(
         [(t.shape, t.element_bytes, t.role) for t in problem.tensors],
@@ -31,7 +31,7 @@ def tied(problem: PartitionProblem, rounds: int = ROUNDS) -> PartitionProblem:
             readers[t].append((n, slot))
         for slot, t in enumerate(operator.outputs):
             makers[t] = (n, slot)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         around = [
             (
                 tensors[t],

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-from loadmaster.models import places
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.fields import READING, Ascending, Bounds, Gbps, Index, Name, PositiveSize, Size
+from loadmaster.models.places import Placed
 from loadmaster.models.shown import ShownProblem
 
 # A year in microseconds.
@@ -67,7 +67,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Operator:
+class Operator(Placed):
     """One operator of the step. A block that it writes and does not read is written whole: what was in it before is not
     needed. Workspace is device memory that it takes for itself while it runs."""
 
@@ -85,11 +85,6 @@ class Operator:
     def blocks(self) -> tuple[int, ...]:
         """Blocks that must be on the device while it runs, ascending."""
         return tuple(sorted({*self.reads, *self.writes}))
-
-    @property
-    def words(self) -> str:
-        """Module, operator and line, as far as they are known."""
-        return places.words(self.op, self.module, self.source)
 
 
 @dataclass(frozen=True, repr=False)

@@ -204,9 +204,7 @@ def torus(sides: tuple[int, ...], cost: Cost = _NVLINK4) -> Topology:
     return Topology(name, (0,) * count, links, tuple(f"wire {a}->{b}" for a, b in ends))
 
 
-def fat_tree(
-    ranks: int, leaf_ranks: int = _LEAF_RANKS, uplinks: int = _LEAF_RANKS, cost: Cost = _CONNECTX7
-) -> Topology:
+def fat_tree(ranks: int, leaf_ranks: int = _LEAF_RANKS, uplinks: int = _LEAF_RANKS) -> Topology:
     """Build a fat tree: ranks with a NIC each below leaf switches, which uplinks join; every rank is a node of its own.
 
     Routes are fixed by the target, as in InfiniBand: it is reached through uplink ``target mod uplinks`` of both
@@ -216,7 +214,7 @@ def fat_tree(
     for field, value, least in (("ranks", ranks, 2), ("leaf_ranks", leaf_ranks, 1), ("uplinks", uplinks, 1)):
         if value < least:
             raise InputError(field, value, f"is less than {least}", f"Give at least {least}.")
-    resources: dict[str, int] = {}
+    cost, resources = _CONNECTX7, dict[str, int]()
     links = []
     for source in range(ranks):
         for target in range(ranks):

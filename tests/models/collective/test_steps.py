@@ -19,6 +19,7 @@ from loadmaster.models.topologies.presets import preset
 from loadmaster.planner.collective.prune import retime
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions
+from tests.models import cbc
 from tests.models.collective.routes import small_instances
 from tests.models.collective.tiny import problem, ring
 
@@ -59,8 +60,7 @@ def twin_ns(instance: Instance, steps: int) -> float | None:
                 model += into == 1
             else:
                 model += into <= 1
-    model.solve(pulp.PULP_CBC_CMD(msg=False))
-    return pulp.value(model.objective) if model.sol_status == pulp.LpSolutionOptimal else None
+    return cbc.optimum(model)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

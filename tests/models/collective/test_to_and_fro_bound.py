@@ -18,6 +18,7 @@ from loadmaster.models.collective.collectives import instance_of
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
+from tests.models import cbc
 from tests.models.collective.optimal_schedules import Search
 from tests.models.collective.tiny import problem
 
@@ -100,8 +101,9 @@ def most_carried(span: float, message_ns: float, wait_ns: float) -> float:
     model += pulp.lpSum(s * cost for s, (_, cost) in zip(share, patterns, strict=True)) <= carried * (
         span / 2 - wait_ns
     )
-    model.solve(pulp.PULP_CBC_CMD(msg=False))
-    return float(pulp.value(model.objective))
+    most = cbc.optimum(model)
+    assert most is not None
+    return most
 
 
 def test_on_a_dgx1_it_is_the_optimum_of_its_program() -> None:

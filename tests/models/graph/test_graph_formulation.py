@@ -20,6 +20,7 @@ from loadmaster.models.graph.schedule_rules import broken_rules
 from loadmaster.models.graph.sequence import in_sequence
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
+from tests.models import cbc
 from tests.models.graph import enumeration, problems
 
 EXACT = SolveOptions(time_limit_s=60, gap=1e-9)
@@ -70,9 +71,7 @@ def twin(problem: GraphProblem, of: Sequence[Candidates], budget_bytes: int | No
         if budget_bytes is not None:
             _fits(p, problem, order, x[o], pairs, hot_bytes, budget_bytes)
     p += pulp.lpSum(costs)
-    if p.solve(pulp.PULP_CBC_CMD(msg=False, gapRel=0.0)) != pulp.LpStatusOptimal:
-        return None
-    return float(pulp.value(p.objective))
+    return cbc.optimum(p)
 
 
 def _fits(p, problem, order, x, pairs, hot_bytes, budget_bytes) -> None:  # type: ignore[no-untyped-def]

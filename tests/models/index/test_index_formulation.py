@@ -14,6 +14,7 @@ from loadmaster.models.index.problem import IndexProblem
 from loadmaster.models.index.serving import all_options, options
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
+from tests.models import cbc
 from tests.models.index.index_instances import best_of_all, by_dynamic_program, random_problem
 
 EXACT = SolveOptions(time_limit_s=60, gap=1e-9)
@@ -53,9 +54,7 @@ def twin(problem: IndexProblem, budget_bytes: int) -> float | None:
                     served.setdefault((shard.host, t), []).append(o.time_us * on)
         for terms in served.values():
             p += pulp.lpSum(terms) <= longest
-    if p.solve(pulp.PULP_CBC_CMD(msg=False, gapRel=0.0)) != pulp.LpStatusOptimal:
-        return None
-    return float(pulp.value(p.objective))
+    return cbc.optimum(p)
 
 
 def optimum(problem: IndexProblem, budget_bytes: int, *, pruned: bool = True) -> float | None:

@@ -27,10 +27,10 @@ from loadmaster.models.memory.problem import (
 )
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions
+from tests.models.cbc import optimum
 from tests.models.memory.decisions import decisions_of
 from tests.models.memory.grouped_twins import banded_twin
 from tests.models.memory.instances import UNIT, budgets, random_problem, tight_cases
-from tests.models.memory.twins import optimum
 
 # PuLP announces another way to make variables; the one used here works in all of 3.x.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

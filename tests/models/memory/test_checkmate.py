@@ -8,8 +8,9 @@ from loadmaster.models.memory import checkmate, monet
 from loadmaster.models.memory.checker import check
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions
+from tests.models.cbc import optimum
 from tests.models.memory.instances import budgets, random_problem, seeds
-from tests.models.memory.twins import checkmate_twin, optimum
+from tests.models.memory.twins import checkmate_twin
 
 # PuLP announces another way to make variables; the one used here works in all of 3.x.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -17,9 +17,10 @@ from loadmaster.models.memory.problem import MemoryProblem, Objective
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
+from tests.models.cbc import optimum
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.instances import UNIT, budgets, random_problem, seeds, tight_cases
-from tests.models.memory.twins import monet_twin, optimum
+from tests.models.memory.twins import monet_twin
 
 # PuLP announces another way to make variables; the one used here works in all of 3.x.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -16,15 +16,6 @@ def binary(name: str) -> pulp.LpVariable:
     return pulp.LpVariable(name, cat="Binary")
 
 
-def optimum(model: pulp.LpProblem) -> float | None:
-    """Solve with CBC: the objective, or None if there is no solution."""
-    # With its preprocessing, CBC 2.10.3 calls points optimal that are not (seen: 73 where 69 is feasible).
-    model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, options=["preprocess off"]))
-    status = pulp.LpStatus[model.status]
-    assert status in ("Optimal", "Infeasible"), status
-    return float(pulp.value(model.objective)) if status == "Optimal" else None
-
-
 def monet_twin(problem: MemoryProblem, budget_bytes: int) -> pulp.LpProblem:
     """MONeT, [Shah23] equations 4.7 to 4.16, with the accounting of the published schedules."""
     forward, backward, m = problem.forward, problem.backward, [int(b) for b in problem.output_bytes]

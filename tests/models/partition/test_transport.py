@@ -16,6 +16,7 @@ from loadmaster.models.partition.moments import Memory, Moment
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions
+from tests.models import cbc
 from tests.models.partition.instances import random_problem, two_products, unequal
 
 
@@ -44,8 +45,7 @@ def twin(choices: Choices, moments: list[Moment], budget_bytes: int) -> float | 
         choices.pairs[t, o][i, j] * z for (t, o, i, j), z in both.items() if np.isfinite(choices.pairs[t, o][i, j])
     ]
     model += pulp.lpSum(unary + pairs)
-    status = model.solve(pulp.PULP_CBC_CMD(msg=False))
-    return float(pulp.value(model.objective) or 0.0) if pulp.LpStatus[status] == "Optimal" else None
+    return cbc.optimum(model)
 
 
 @pytest.mark.parametrize("seed", [*range(6), 8, 13])

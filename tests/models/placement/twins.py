@@ -10,6 +10,7 @@ import pulp
 
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.problem import PlacementProblem
+from tests.models import cbc
 
 
 def placement_twin(problem: PlacementProblem, budget_bytes: int, *, integer: bool) -> float:
@@ -81,6 +82,6 @@ def placement_twin(problem: PlacementProblem, budget_bytes: int, *, integer: boo
             capacity = problem.tiers[h].capacity_bytes
             if capacity is not None and (i, h) in away_at and int(accesses.live_bytes[i]) > budget_bytes:
                 model += pulp.lpSum(away_at[i, h]) <= capacity
-    model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, options=["preprocess off"]))
-    assert pulp.LpStatus[model.status] == "Optimal", pulp.LpStatus[model.status]
-    return float(pulp.value(model.objective))
+    least = cbc.optimum(model)
+    assert least is not None
+    return least

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from loadmaster.errors import InputError
@@ -10,6 +9,7 @@ from loadmaster.models.hardware import Hardware
 from loadmaster.models.partition.problem import Axis, PartitionProblem
 from loadmaster.models.partition.tables import rnn, transformer, wresnet
 from loadmaster.models.partition.tables.builder import Graph
+from loadmaster.models.synthetic import SHAPES, expect_name
 
 _WIDTHS = (4, 6, 8, 10)
 _RNN_LAYERS = (4, 6, 8, 10)
@@ -22,7 +22,7 @@ def names() -> list[str]:
     """Names of all known models."""
     found = [f"wresnet-{layers}-{width}" for layers in wresnet.BLOCKS for width in _WIDTHS]
     found += [f"rnn-{layers}-{size}k" for layers in _RNN_LAYERS for size in _RNN_SIZES]
-    return [*found, *transformer.SHAPES]
+    return [*found, *SHAPES]
 
 
 def model(
@@ -37,11 +37,7 @@ def model(
     Raises:
         InputError: no model has this name, or it has no sequence.
     """
-    known = name.lower()
-    if known not in names():
-        near = difflib.get_close_matches(known, names(), 1)
-        meant = f"Did you mean {near[0]}? " if near else ""
-        raise InputError("--model", name, "is no known model", f"{meant}There are {', '.join(names())}.")
+    known = expect_name("--model", name, names())
     graph, told = _graph(known, hardware, batch, sequence)
     return graph.problem(known, f"{name}, {told}, {hardware.name}", axes)
 
@@ -57,6 +53,6 @@ def _graph(name: str, hardware: Hardware, batch: int | None, sequence: int | Non
         samples, steps = batch or _RNN_BATCH, sequence or rnn.STEPS
         found = rnn.rnn(numbers[0], 1024 * numbers[1], samples, steps, hardware)
         return found, f"batch {samples} x {steps} steps"
-    shape = transformer.SHAPES[name]
+    shape = SHAPES[name]
     samples, tokens = batch or _TRANSFORMER_BATCH, sequence or shape.sequence
     return transformer.transformer(shape, samples, tokens, hardware), f"batch {samples} x {tokens}"

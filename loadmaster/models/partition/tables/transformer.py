@@ -8,37 +8,11 @@ less than 1 % of a GPT.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from loadmaster.models.hardware import Hardware
 from loadmaster.models.partition.tables.builder import Graph
 from loadmaster.models.partition.tdl import operators as tdl
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A transformer: ``gated`` if the MLP has a gate (SwiGLU), ``tied_head`` if logits are made by the embedding."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    vocabulary: int
-    gated: bool
-    sequence: int
-    tied_head: bool = False
-
-
-SHAPES = {
-    "gpt2": Shape(12, 768, 12, 12, 3072, 50257, gated=False, sequence=1024, tied_head=True),
-    "gpt2-medium": Shape(24, 1024, 16, 16, 4096, 50257, gated=False, sequence=1024, tied_head=True),
-    "gpt3-1.3b": Shape(24, 2048, 16, 16, 8192, 50257, gated=False, sequence=2048, tied_head=True),
-    "gpt3-6.7b": Shape(32, 4096, 32, 32, 16384, 50257, gated=False, sequence=2048, tied_head=True),
-    "llama3.2-1b": Shape(16, 2048, 32, 8, 8192, 128256, gated=True, sequence=8192, tied_head=True),
-    "llama3-8b": Shape(32, 4096, 32, 8, 14336, 128256, gated=True, sequence=8192),
-    "llama3-70b": Shape(80, 8192, 64, 8, 28672, 128256, gated=True, sequence=8192),
-}
+from loadmaster.models.synthetic import Shape
 
 
 def transformer(shape: Shape, batch: int, sequence: int, hardware: Hardware) -> Graph:

@@ -20,10 +20,10 @@ from loadmaster.models.topologies.topology import Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
+from tests.models.cbc import optimum
 from tests.models.collective.routes import small_instances
 from tests.models.collective.taccl.routing_twin import routing_twin
 from tests.models.collective.tiny import problem, ring, switched
-from tests.models.memory.twins import optimum
 
 # PuLP announces another way to make variables; the one used here works in all of 3.x.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
