@@ -3,6 +3,7 @@ every solve runs in a process of its own."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,14 +16,25 @@ from loadmaster.errors import InputError
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
 from loadmaster.models.envelope import Plan as AnyPlan
+from loadmaster.models.envelope import Price
 from loadmaster.models.kind import resolve
 from loadmaster.models.kinds import Plan, Problem, kind_named, read_problem
 from loadmaster.models.shown import remember
 from loadmaster.models.units import show_limit
 from loadmaster.planner.options import LIMIT_NAMES, PlanOptions, PlanProgress
-from loadmaster.planner.sweep import Frontier, FrontierPoint, sweep
+from loadmaster.planner.sweep import Frontier, FrontierPoint, prices_of, sweep
 
-__all__ = ["Frontier", "FrontierPoint", "PlanOptions", "PlanProgress", "cache_key", "frontier", "plan", "settled"]
+__all__ = [
+    "Frontier",
+    "FrontierPoint",
+    "PlanOptions",
+    "PlanProgress",
+    "Price",
+    "cache_key",
+    "frontier",
+    "plan",
+    "settled",
+]
 
 
 def plan(
@@ -66,6 +78,7 @@ def frontier(
     count: int = 6,
     workers: int = 2,
     restrictions: bool = False,
+    prices: bool = False,
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     progress: bool | None = None,
@@ -77,10 +90,12 @@ def frontier(
         budgets_bytes: the same, for kinds whose limit is a budget in bytes.
         restrictions: plan the problem with fewer choices, too, where its kind can (of ``memory``: recompute only,
             offload only); their frontiers are in ``restrictions`` of the one returned.
+        prices: plan each limit again with a little more of each resource, one at a time, where its kind can
+            (``training``); what that gives is in ``prices``, by limit.
         progress: as for :func:`plan`.
 
     Raises:
-        InputError: the problem is of a kind that has no limit, or has no restrictions; and as there.
+        InputError: the problem is of a kind that has no limit, or has no restrictions or prices; and as there.
     """
     typed = read_problem(problem)
     with _told(typed, progress, on_progress) as report:
@@ -93,6 +108,7 @@ def frontier(
             count=count,
             workers=workers,
             restrictions=restrictions,
+            prices=prices,
             on_progress=report,
             cancelled=cancelled,
         )
@@ -107,6 +123,8 @@ def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
         raise InputError(
             "options.method", options.method, f"is no method for {kind.name}", f"Use one of {', '.join(kind.methods)}."
         )
+    if options.prices:
+        prices_of(kind.name, "options.prices")
     limit = kind.limit
     given = {name: value for name in LIMIT_NAMES if (value := getattr(options, name)) is not None}
     for name, value in given.items():
@@ -170,8 +188,29 @@ def _planned(
     captured_with = getattr(problem, "captured_with", None)
     if on_progress is not None and captured_with is not None:
         on_progress = _with_origin(on_progress, captured_with)
-    found: Plan = plan_kind(problem, settled(problem, options), on_progress=on_progress, cancelled=cancelled)
+    options = settled(problem, options)
+    found: Plan = plan_kind(problem, options, on_progress=on_progress, cancelled=cancelled)
+    if options.prices and found.objective is not None:
+        price = prices_of(problem.kind, "options.prices")
+        told = None if on_progress is None else _of_prices(found, on_progress)
+        prices: dict[str, Any] = {
+            "prices": tuple(price(problem, found, options, on_progress=told, cancelled=cancelled))
+        }
+        found = replace(found, **prices)
     return found if captured_with is None else replace(found, captured_with=captured_with)
+
+
+def _of_prices(plan: Plan, on_progress: Callable[[PlanProgress], None]) -> Callable[[PlanProgress], None]:
+    """Wrap a callback for reports of plans with more of a resource: the plan in hand is the one without it."""
+
+    began_s = time.monotonic() - sum(plan.seconds.values())
+    figures: dict[str, Any] = {"objective": plan.objective, "bound": plan.bound, "gap": plan.gap, "plan": lambda: plan}
+
+    def report(progress: PlanProgress) -> None:
+        seconds = time.monotonic() - began_s
+        on_progress(replace(progress, seconds=seconds, phase=f"prices: {progress.phase}", **figures))
+
+    return report
 
 
 def _with_origin(

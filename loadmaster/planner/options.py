@@ -14,6 +14,8 @@ from loadmaster.models.units import bytes_of, show_cost, show_share
 
 # The names under which the limit of the problem's kind may be given; the second one by kinds whose limit it is.
 LIMIT_NAMES = ("limit", "budget_bytes")
+SHORTEST_S = 0.1
+_WITH_PRICES = 3
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class PlanOptions:
             (``"6GiB"``), or a share of what the kind calls the whole (``"50%"``: of the peak with memory to spare).
         memory_limit_bytes: address-space cap of each solver process: bytes, or a size.
         limit: as ``budget_bytes``, for any kind that has a limit: in its unit or as a share.
+        prices: plan it with a little more of each resource, too, one at a time, where its kind can (``training``); what
+            that gives is in ``plan.prices``. All of them together take as long as the plan, and as long for bounds.
     """
 
     time_limit_s: float = 60.0
@@ -40,6 +44,7 @@ class PlanOptions:
     budget_bytes: int | str | None = None
     memory_limit_bytes: int | str | None = None
     limit: int | str | None = None
+    prices: bool = False
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -51,7 +56,7 @@ class PlanOptions:
         # 60 and 60.0 seconds are one request, with one cache key.
         object.__setattr__(self, "time_limit_s", float(self.time_limit_s))
         object.__setattr__(self, "gap", float(self.gap))
-        _between("options.time_limit_s", self.time_limit_s, 0.1, 7 * 86_400.0, "seconds")
+        _between("options.time_limit_s", self.time_limit_s, SHORTEST_S, 7 * 86_400.0, "seconds")
         _between("options.gap", self.gap, 0.0, 1.0, "a fraction, 0.01 is one percent")
         _between("options.seed", self.seed, 0, 2**31 - 1, "a whole number")
         if self.method != "auto":
@@ -80,6 +85,11 @@ class PlanOptions:
         return cls(**document)
 
     @property
+    def wall_s(self) -> float:
+        """Wall seconds for all that is asked for."""
+        return self.time_limit_s * (_WITH_PRICES if self.prices else 1)
+
+    @property
     def given_limit(self) -> int | str | None:
         """Limit that was given, by either name."""
         return self.budget_bytes if self.limit is None else self.limit
@@ -98,7 +108,7 @@ class PlanOptions:
 
     def to_document(self) -> dict[str, Any]:
         """Return the options as JSON, without those not given."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
+        return {k: v for k, v in asdict(self).items() if v is not None and v is not False}
 
 
 def _expect_method(name: str) -> None:
@@ -109,6 +119,10 @@ def _expect_method(name: str) -> None:
 
 
 def _of_its_type(name: str, value: object) -> None:
+    if name == "prices":
+        if not isinstance(value, bool):
+            raise InputError(f"options.{name}", value, "is neither true nor false", "Give true or false.")
+        return
     if name in (*LIMIT_NAMES, "memory_limit_bytes") and value is None:
         return
     text, fraction = name in ("solver", "method"), name in ("time_limit_s", "gap")

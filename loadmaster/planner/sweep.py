@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.checking import restated
-from loadmaster.models.envelope import Plan
+from loadmaster.models.envelope import Plan, Price
 from loadmaster.models.kind import Limit, Problem, Verdict, resolve
 from loadmaster.models.kinds import kind_named, limit_of
 from loadmaster.models.shown import one_line, remembered
@@ -43,12 +43,14 @@ class FrontierPoint:
 @dataclass(frozen=True, repr=False)
 class Frontier:
     """Points of a frontier by ascending limit; ``undecided`` limits have neither a plan nor a proof of infeasibility.
-    ``restrictions`` are the frontiers of the same problem with fewer choices, by name, where they were asked for."""
+    ``restrictions`` are the frontiers of the same problem with fewer choices, by name, and ``prices`` those at each
+    limit that has a plan, where they were asked for."""
 
     name: str
     points: tuple[FrontierPoint, ...]
     undecided: tuple[int, ...] = ()
     restrictions: Mapping[str, Frontier] = field(default_factory=dict)
+    prices: Mapping[int, Sequence[Price]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = [f"{len(self.points)} points"]
@@ -84,6 +86,15 @@ class Best:
     bound: float | None
 
 
+def prices_of(kind: str, field: str) -> Callable[..., Sequence[Price]]:
+    """Return the function of a kind that prices what a plan is short of; InputError, naming ``field``: it has none."""
+    limit = kind_named(kind).limit
+    if limit is None or limit.prices is None:
+        raise InputError(field, True, f"means nothing to {kind}", "Leave it out.")
+    found: Callable[..., Sequence[Price]] = resolve(limit.prices)
+    return found
+
+
 def monotone(points: Sequence[Figures]) -> list[Best]:
     """Apply the rule of every frontier to points by ascending limit: plans serve larger limits, bounds smaller ones.
 
@@ -116,34 +127,40 @@ def sweep(
     count: int = 6,
     workers: int = 2,
     restrictions: bool = False,
+    prices: bool = False,
     on_progress: OnProgress = None,
     cancelled: Cancelled = None,
 ) -> Frontier:
     """Plan every limit by ``plan``, ``workers`` at a time. The phase of a report names its limit and its restriction.
-    ``restrictions``: plan the problem's restrictions under the same limits, too.
+    ``restrictions``: plan the problem's restrictions under the same limits, too. ``prices``: and with a little more of
+    each resource, one at a time.
 
     Raises:
-        InputError: the problem's kind has no limit; no limits, or a negative one; no restrictions.
+        InputError: the problem's kind has no limit; no limits, or what is none; no restrictions, no prices.
         CancelledError: cancelled before any plan was found.
     """
     limit = limit_of(problem.kind)
+    prices, options = prices or options.prices, replace(options, prices=False)
     restricted = _restricted(problem, limit) if restrictions else {}
+    price = prices_of(problem.kind, "prices") if prices else None
     wanted = _wanted(problem, limit, limits, budgets_bytes, count)
     if workers < 1:
         raise InputError("workers", workers, "is no number of workers", "Give 1 or more.")
     lock = threading.Lock()
 
-    def point(asked: tuple[str, Problem, int]) -> Plan | None:
-        name, one, value = asked
-
+    def reports(value: int, name: str) -> Callable[[PlanProgress], None]:
         def report(progress: PlanProgress) -> None:
             if on_progress is not None:
-                words = ", ".join(filter(None, (f"{value} {limit.unit}", name)))
+                words = ", ".join(filter(None, (show_limit(value, limit.unit), name)))
                 with lock:
                     on_progress(replace(progress, phase=f"{words}: {progress.phase}"))
 
+        return report
+
+    def point(asked: tuple[str, Problem, int]) -> Plan | None:
+        name, one, value = asked
         try:
-            return plan(one, options.with_limit(value), report, cancelled)
+            return plan(one, options.with_limit(value), reports(value, name), cancelled)
         except (LimitReachedError, CancelledError):
             return None
 
@@ -162,7 +179,19 @@ def sweep(
         known = _best_plans(restricted[name], limit, wanted, others)
         raised = [_raised(restricted[name], limit, one, whole) for one, whole in zip(known, best, strict=True)]
         beside[name] = _frontier(problem.name, wanted, raised)
-    return replace(_frontier(problem.name, wanted, best), restrictions=beside)
+    priced = {}
+    if price is not None:
+        both = zip(wanted, best, strict=True)
+        solved = {value: one for value, one in both if one is not None and one.objective is not None}
+
+        def prices_at(value: int) -> Sequence[Price]:
+            others = [one for other, one in solved.items() if other != value]
+            told = reports(value, "prices")
+            return price(problem, solved[value], options, others=others, on_progress=told, cancelled=cancelled)
+
+        with ThreadPoolExecutor(workers) as pool:
+            priced = dict(zip(solved, pool.map(prices_at, solved), strict=True))
+    return replace(_frontier(problem.name, wanted, best), restrictions=beside, prices=priced)
 
 
 def _restricted(problem: Problem, limit: Limit) -> dict[str, Problem]:
@@ -220,10 +249,8 @@ def _wanted(
         if (stated := limit.stated(problem)) is not None:
             given = [min(value, stated) for value in given]
     wanted = sorted({limit.value(value, problem, f"{name}[{place}]") for place, value in enumerate(given)})
-    if not wanted or wanted[0] < 0:
-        raise InputError(
-            name, wanted[:1], "cannot be swept", f"Give one or more numbers of {limit.unit}, none negative."
-        )
+    if not wanted:
+        raise InputError(name, [], "are none", f"Give one or more: {limit.values}.")
     return wanted
 
 

@@ -13,7 +13,7 @@ _WORDS: Mapping[str, Sequence[str]] = {
     "status": ("optimal", "feasible", "infeasible"),
     "stopped_by": ("gap", "time", "cancel", "crash", "proof", "method", "nothing"),
     "unit": ("us", "bytes", "uJ"),
-    "kind": ("memory", "placement", "partition", "graph", "index", "collective"),
+    "kind": ("memory", "placement", "partition", "graph", "index", "collective", "training"),
 }
 
 

@@ -30,7 +30,7 @@ def test_a_budget_is_the_same_wherever_it_is_given() -> None:
     elsewhere = replace(problem(), budget_bytes=None)
     assert cache_key(elsewhere, PlanOptions(budget_bytes=GIB)) == cache_key(problem(), PlanOptions())
     assert cache_key(problem(), PlanOptions(budget_bytes=GIB // 2)) != cache_key(problem(), PlanOptions())
-    assert cache_key(problem(), PlanOptions(budget_bytes=0)) != cache_key(problem(), PlanOptions())
+    assert cache_key(problem(), PlanOptions(budget_bytes=1)) != cache_key(problem(), PlanOptions())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from loadmaster.models.hardware import HostLink
 from loadmaster.models.kind import resolve
 from loadmaster.models.kinds import KINDS, read_plan, write_plan, write_problem
 from loadmaster.models.statements import TRUSTED
+from loadmaster.models.training.limits import least_bytes
+from loadmaster.models.training.problem import TrainingProblem
 from loadmaster.planner import PlanOptions
 from tests.models.collective.tiny import problem as collective
 from tests.models.collective.tiny import ring
@@ -30,6 +32,7 @@ from tests.models.index import index_instances as index
 from tests.models.memory import instances as memory
 from tests.models.partition import instances as partition
 from tests.models.placement import instances as placement
+from tests.models.training import steps as training
 from tests.planner.forgeries import forgeries
 
 MIB = 1 << 20
@@ -45,6 +48,7 @@ DECISIONS: Mapping[str, set[str]] = {
     "graph": {"budget_bytes", "choices", "program", "schedule", "hot_rows"},
     "index": {"budget_bytes", "choices"},
     "collective": {f"algorithms[].{name}" for name in ("size_bytes", "chunk_count", "form", "sends", "from_bytes")},
+    "training": {"budget_bytes", "schedule"},
 }
 # What nobody can recompute, of plans of every kind.
 ON_TRUST = {
@@ -68,6 +72,10 @@ OWN_TRUST: Mapping[str, set[str]] = {
     "collective": {
         f"algorithms[].{name}" for name in ("bound_ns", "bound_by", "throughput_bound_ns", "method", "seconds")
     },
+    "training": {
+        "prices",  # what other plans gain
+        *("infeasibility.minimum_budget_bytes", "infeasibility.where"),  # where every phase fits by itself
+    },
 }
 
 
@@ -90,6 +98,7 @@ def cases(kind: str) -> Iterator[tuple[Any, PlanOptions]]:
             index.random_problem(seed, shards=6, objective=objective)
             for seed, objective in ((0, "sum"), (1, "longest-thread"))
         ],
+        "training": [training.random_problem(seed, layers=4) for seed in (0, 1)],
     }
     for problem in problems[kind]:
         limit = KINDS[kind].limit
@@ -97,6 +106,8 @@ def cases(kind: str) -> Iterator[tuple[Any, PlanOptions]]:
         least, between, *_ = limit.default_points(problem, 4)
         for budget_bytes, gap in ((between, 0.01), (least + (between - least) // 2, 0.4), (least // 2, 0.01)):
             yield problem, PlanOptions(budget_bytes=budget_bytes, gap=gap, time_limit_s=5.0)
+    if kind == "training":
+        yield _full_host()
 
 
 def _cut_off() -> CollectiveProblem:
@@ -104,6 +115,13 @@ def _cut_off() -> CollectiveProblem:
     whole = ring(4)
     links = tuple(link for link in whole.links if (link.source, link.target) not in {(3, 0), (0, 3), (1, 0)})
     return collective(replace(whole, links=links), "allgather", 400)
+
+
+def _full_host() -> tuple[TrainingProblem, PlanOptions]:
+    """A step each of whose phases fits by itself, and a host without room for all that must go."""
+    problem = training.random_problem(2, layers=4)
+    problem = replace(problem, host=replace(problem.host, capacity_bytes=30 * training.KB))
+    return problem, PlanOptions(budget_bytes=least_bytes(problem)[0], time_limit_s=5.0)
 
 
 @functools.cache

@@ -34,6 +34,7 @@ from tests.models.index import index_instances as index
 from tests.models.memory import instances as memory
 from tests.models.partition import instances as partition
 from tests.models.placement import instances as placement
+from tests.models.training import steps as training
 
 MIB = 1 << 20
 GAP = 0.01
@@ -56,6 +57,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "graph": lambda seed: graph.rgcn(seed, training=True, feature_gradients=False),
     "index": lambda seed: index.random_problem(seed, shards=12, objective="longest-thread" if seed % 2 else "sum"),
     "collective": collective,
+    "training": lambda seed: training.random_problem(seed, layers=8),
 }
 
 

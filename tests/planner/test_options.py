@@ -89,7 +89,7 @@ def test_documents_there_and_back(method: str, solver: str) -> None:
     assert "memory_limit_bytes" not in document
     assert PlanOptions.from_document(document) == options
     assert PlanOptions.from_document({}) == PlanOptions()
-    assert set(PlanOptions(limit=0, budget_bytes=0, memory_limit_bytes=1 << 30).to_document()) == {
+    assert set(PlanOptions(limit=0, budget_bytes=0, memory_limit_bytes=1 << 30, prices=True).to_document()) == {
         f.name for f in fields(PlanOptions)
     }
 

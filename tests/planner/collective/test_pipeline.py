@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from loadmaster.models.collective.bounds import lower_bound
@@ -72,17 +70,15 @@ def test_messages_are_merged_where_they_are_dear() -> None:
 @pytest.mark.slow
 def test_every_step_is_reported_and_a_cancel_ends_it() -> None:
     chunks = tuple(Chunk(100 + 7 * a + b, (a,), (b,)) for a in range(8) for b in range(8) if a != b)
-    instance, said = Instance(ring(8), chunks), []
-
-    def report(progress: PlanProgress) -> None:
-        said.append(progress.phase)
-
-    began = time.monotonic()
-    effort = Effort(PlanOptions(gap=0.0), on_progress=report, asked_to_stop=lambda: time.monotonic() > began + 2.0)
-    pipeline(instance, effort, 60.0)
-    assert time.monotonic() - began < 6.0
-    assert said
-    assert set(said) <= {"routing", "order by intervals", "contiguity"}
+    instance = Instance(ring(8), chunks)
+    said: list[PlanProgress] = []
+    # Nothing but the cancel ends it: no solver proves this in a day.
+    day_s = 86_400.0
+    options = PlanOptions(gap=0.0, time_limit_s=day_s)
+    effort = Effort(options, on_progress=said.append, asked_to_stop=lambda: any("nodes" in s.message for s in said))
+    pipeline(instance, effort, day_s)
+    assert effort.was_cancelled
+    assert {report.phase for report in said} <= {"routing", "order by intervals", "contiguity"}
 
 
 def test_the_same_input_gives_the_same_schedule() -> None:
