@@ -13,9 +13,9 @@ from loadmaster.errors import MissingExtraError
 from loadmaster.executor.renamed import warn_renamed
 
 if TYPE_CHECKING:
+    from loadmaster.executor.fitting import fit
     from loadmaster.executor.memory.block import capture_block
     from loadmaster.executor.memory.capture import capture
-    from loadmaster.executor.memory.fit.fit import fit
     from loadmaster.executor.memory.fit.fitted import Fitted
     from loadmaster.executor.memory.implementations.registry import ImplementationFilter
     from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from loadmaster.executor.placement.capture import capture as capture_placement
     from loadmaster.executor.placement.pager.pager import Pager
     from loadmaster.executor.steps.measure import Measurement, measure
+    from loadmaster.executor.training.capture import capture as capture_training
+    from loadmaster.executor.training.step import TrainingStep
+    from loadmaster.executor.training.train import PlannedTraining
 
 __all__ = [
     "Fitted",
@@ -39,7 +42,9 @@ __all__ = [
     "Pager",
     "PartitionedStep",
     "PlannedStep",
+    "PlannedTraining",
     "TensorCache",
+    "TrainingStep",
     "apply",
     "apply_partition",
     "apply_to_blocks",
@@ -47,6 +52,7 @@ __all__ = [
     "capture_block",
     "capture_partition",
     "capture_placement",
+    "capture_training",
     "fit",
     "measure",
     "split",
@@ -62,7 +68,9 @@ _HOME = {
     "Pager": ("loadmaster.executor.placement.pager.pager", "Pager"),
     "PartitionedStep": ("loadmaster.executor.partition.graph_step", "PartitionedStep"),
     "PlannedStep": ("loadmaster.executor.memory.run.apply", "PlannedStep"),
+    "PlannedTraining": ("loadmaster.executor.training.train", "PlannedTraining"),
     "TensorCache": ("loadmaster.executor.placement.cache.tensor_cache", "TensorCache"),
+    "TrainingStep": ("loadmaster.executor.training.step", "TrainingStep"),
     "apply": ("loadmaster.executor.memory.run.apply", "apply"),
     "apply_partition": ("loadmaster.executor.partition.apply", "apply"),
     "apply_to_blocks": ("loadmaster.executor.memory.run.apply", "apply_to_blocks"),
@@ -70,7 +78,8 @@ _HOME = {
     "capture_block": ("loadmaster.executor.memory.block", "capture_block"),
     "capture_partition": ("loadmaster.executor.partition.capture", "capture"),
     "capture_placement": ("loadmaster.executor.placement.capture", "capture"),
-    "fit": ("loadmaster.executor.memory.fit.fit", "fit"),
+    "capture_training": ("loadmaster.executor.training.capture", "capture"),
+    "fit": ("loadmaster.executor.fitting", "fit"),
     "measure": ("loadmaster.executor.steps.measure", "measure"),
     "split": ("loadmaster.executor.partition.apply", "split"),
 }

@@ -59,8 +59,7 @@ class Parent:
 
     def plan(self, problem: Problem) -> Any:
         """Ask for a plan of the problem's kind and wait for it. Raises InputError if the answer is no plan or the other
-        process is gone, LimitReachedError if planning took too long.
-        """
+        process is gone, LimitReachedError if planning took too long."""
         answer = self.ask({"problem": write_problem(problem)})
         if "limit" in answer:
             raise LimitReachedError(answer["limit"])

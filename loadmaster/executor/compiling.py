@@ -32,11 +32,9 @@ def compiler() -> list[str] | None:
 
 
 def compile_shared(sources: Sequence[Path], target: Path, flags: Sequence[str], libraries: Sequence[str] = ()) -> None:
-    """Make a shared library of C++ files and move it to ``target``, whose folder exists, in one step.
-
-    ``libraries`` are flags behind the sources. Raises BuildError if there is no compiler, it fails or takes minutes, or
-    ``target`` cannot be written.
-    """
+    """Make a shared library of C++ files and move it to ``target``, whose folder exists, in one step. ``libraries`` are
+    flags behind the sources. Raises BuildError if there is no compiler, it fails or takes minutes, or ``target`` cannot
+    be written."""
     command = compiler()
     if command is None:
         raise BuildError("there is no C++ compiler")

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 def entry(name: str):
     """An entry of the zoo, where its library is installed."""
-    return imported("benchmarks.zoo.models", needs=name.partition("/")[0]).entry(name)
+    return imported("benchmarks.zoo.entries", needs=name.partition("/")[0]).entry(name)
 
 
 @pytest.mark.slow

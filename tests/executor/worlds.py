@@ -20,6 +20,9 @@ IMPORTED = [
     "tests.executor.collective.probe_scenarios",
     "tests.executor.collective.runner_scenarios",
     "tests.executor.collective.torch_scenarios",
+    "tests.executor.partition.module_scenarios",
+    "tests.executor.partition.recipe_scenarios",
+    "tests.executor.partition.step_scenarios",
 ]
 
 Scenario = Callable[[int], None]

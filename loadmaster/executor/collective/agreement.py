@@ -55,9 +55,8 @@ def identity(problem: CollectiveProblem, plan: CollectivePlan, order: str) -> st
 
 def agree_on(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal: InputError | None = None) -> None:
     """Refuse arguments that are not the same everywhere, or that some rank refuses. Every rank of the group calls it.
-
-    ``refusal`` says why this rank refuses its own. All ranks raise InputError; one that refused its own, that refusal.
-    """
+    ``refusal`` says why this rank refuses its own. All ranks raise InputError; one that refused its own, that
+    refusal."""
     said: list[Any] = [None] * group.size()
     dist.all_gather_object(said, (dict(arguments), refusal), group=group)
     if refusal is not None:
@@ -67,20 +66,14 @@ def agree_on(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal:
             raise InputError("rank", rank, f"was refused its arguments: {refused}", "Correct them there.")
         for name, value in theirs.items():
             if value != said[0][0][name]:
-                raise InputError(
-                    name,
-                    [said[0][0][name], value],
-                    f"differs between ranks 0 and {rank}",
-                    "Give every rank the same.",
-                )
+                remedy = "Give every rank the same."
+                raise InputError(name, [said[0][0][name], value], f"differs between ranks 0 and {rank}", remedy)
 
 
 def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place, order: str) -> str:
     """Refuse a plan that this group cannot run; otherwise return its identity. Every rank of the group calls it.
-
     InputError on every rank: the plan is of another problem, has no algorithm, differs between ranks, or is for another
-    number of ranks, other hosts, or another order of devices.
-    """
+    number of ranks, other hosts, or another order of devices."""
     mine = {
         "plan": identity(problem, plan, order),
         "of": plan.problem_sha256 == problem.sha256,
@@ -91,15 +84,13 @@ def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessG
     dist.all_gather_object(said, mine, group=group)
     for rank, one in enumerate(said):
         if not one["of"]:
-            raise InputError(
-                "plan.problem_sha256", rank, "on this rank is of another problem", "Give the problem the plan is for."
-            )
+            remedy = "Give the problem the plan is for."
+            raise InputError("plan.problem_sha256", rank, "on this rank is of another problem", remedy)
         if not one["any"]:
             raise InputError("plan.algorithms", plan.status, "is empty: there is nothing to run", "Plan it again.")
         if one["plan"] != said[0]["plan"]:
-            raise InputError(
-                "plan", [0, rank], "differs between these two ranks", "Give every rank the same problem and plan."
-            )
+            remedy = "Give every rank the same problem and plan."
+            raise InputError("plan", [0, rank], "differs between these two ranks", remedy)
     _expect_places(problem, [Place(*one["place"]) for one in said])
     return str(mine["plan"])
 
@@ -107,23 +98,17 @@ def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessG
 def _expect_places(problem: CollectiveProblem, places: list[Place]) -> None:
     node_of = problem.topology.node_of
     if len(places) != len(node_of):
-        raise InputError(
-            "topology.node_of",
-            len(node_of),
-            f"is the number of ranks planned for; the group has {len(places)}",
-            f"Plan for {len(places)} ranks, or run {len(node_of)}.",
-        )
+        reason = f"is the number of ranks planned for; the group has {len(places)}"
+        remedy = f"Plan for {len(places)} ranks, or run {len(node_of)}."
+        raise InputError("topology.node_of", len(node_of), reason, remedy)
     for b in range(len(places)):
         for a in range(b):
             if (node_of[a] == node_of[b]) != (places[a].host == places[b].host):
                 found = f"on host {places[a].host}" if places[a].host == places[b].host else "on two hosts"
                 planned = "one node" if node_of[a] == node_of[b] else "two nodes"
-                raise InputError(
-                    "topology.node_of",
-                    [a, b],
-                    f"these ranks are planned for on {planned} and run {found}",
-                    "Start the ranks node by node as planned, or plan for the hosts as they are.",
-                )
+                reason = f"these ranks are planned for on {planned} and run {found}"
+                remedy = "Start the ranks node by node as planned, or plan for the hosts as they are."
+                raise InputError("topology.node_of", [a, b], reason, remedy)
             device, other = places[a].device, places[b].device
             if places[a].host == places[b].host and device is not None and other is not None and device >= other:
                 raise InputError(

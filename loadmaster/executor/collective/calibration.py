@@ -37,8 +37,7 @@ _CLEARLY, _LEVEL = 0.97, 1.01
 @dataclass(frozen=True)
 class Timing:
     """One size of one collective: microseconds a call takes by plan, and in the inner group. The ``beside`` times are
-    of a call and the computation next to it, until both are over; zero where there was none.
-    """
+    of a call and the computation next to it, until both are over; zero where there was none."""
 
     collective: Collective
     size_bytes: int
@@ -55,8 +54,7 @@ class Timing:
 @dataclass(frozen=True)
 class Calibration:
     """Times of planned calls and of the inner group's, by collective and size. ``print`` shows a table. ``device`` is
-    the name of the GPU, or "cpu"; ``plans``, what was planned, as ranks agreed on it.
-    """
+    the name of the GPU, or "cpu"; ``plans``, what was planned, as ranks agreed on it."""
 
     device: str
     ranks: int
@@ -85,9 +83,8 @@ class Calibration:
             timings = tuple(Timing(**timing) for timing in read["timings"])
             return Calibration(str(read["device"]), int(read["ranks"]), tuple(read["plans"]), timings)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(
-                "calibrate", str(path), f"is no calibration: {error}", "Measure: calibrate=True."
-            ) from error
+            remedy = "Measure: calibrate=True."
+            raise InputError("calibrate", str(path), f"is no calibration: {error}", remedy) from error
 
     def __str__(self) -> str:
         lines = [
@@ -125,12 +122,14 @@ def calibrate(
     plans: Sequence[str],
     largest_bytes: int | None = None,
 ) -> Calibration:
-    """Time planned calls against the inner group's. Every rank of the group calls it.
-
-    ``planned`` has no calibration yet. ``collectives`` are those that are planned and take no root, with the fewest
-    bytes that they are planned from; above ``largest_bytes`` nothing is planned.
-    """
-    most_bytes = min(_LARGEST_BYTES, largest_bytes or _LARGEST_BYTES, _free_bytes(device, inner) // _SHARE)
+    """Time planned calls against the inner group's. Every rank of the group calls it. ``planned`` has no calibration
+    yet. ``collectives`` are those that are planned and take no root, with the fewest bytes that they are planned from;
+    above ``largest_bytes`` nothing is planned."""
+    free_bytes: list[Any] = [None] * inner.size()
+    dist.all_gather_object(
+        free_bytes, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 30, group=inner
+    )
+    most_bytes = min(_LARGEST_BYTES, largest_bytes or _LARGEST_BYTES, min(free_bytes) // _SHARE)
     found: list[tuple[Collective, int, list[float]]] = []
     for collective, from_bytes in collectives:
         size = max(_SMALLEST_BYTES, 1 << (max(1, from_bytes) - 1).bit_length())
@@ -232,11 +231,3 @@ def _medians(ways: Sequence[Callable[[], object]], device: torch.device) -> list
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _free_bytes(device: torch.device, group: dist.ProcessGroup) -> int:
-    """Free memory of the rank that has least, bytes."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 30
-    said: list[Any] = [None] * group.size()
-    dist.all_gather_object(said, free, group=group)
-    return int(min(said))

@@ -122,8 +122,7 @@ class ThreadWork(PlannedWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the job is done; its error is raised here. TimeoutError: not done within ``timeout``; none, or
-        none above zero: no limit but the engine's own.
-        """
+        none above zero: no limit but the engine's own."""
         seconds = timeout.total_seconds() if timeout is not None else 0
         self._over.result(seconds if seconds > 0 else None)
         return True
@@ -185,8 +184,7 @@ class WorkQueue:
         self, job: Job, tensors: Sequence[torch.Tensor], filled: Sequence[torch.Tensor], later: bool
     ) -> PlannedWork:
         """Start a job and return its work. ``tensors`` are all that it touches, ``filled`` what its future holds.
-        ``later`` on a GPU: on a stream of its own, so that what follows on the current one need not wait.
-        """
+        ``later`` on a GPU: on a stream of its own, so that what follows on the current one need not wait."""
         device = tensors[0].device
         if device.type == "cpu":
             # A mode is a thread's own, and what it forbids to do to tensors goes by it.

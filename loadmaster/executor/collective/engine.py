@@ -153,12 +153,8 @@ class Runner:
 
     def _expect(self, *collectives: Collective) -> None:
         if self.problem.collective not in collectives:
-            raise InputError(
-                "plan.collective",
-                self.problem.collective,
-                f"is not {' or '.join(collectives)}",
-                "Call the method of the plan's own collective, or give a plan for this one.",
-            )
+            remedy = "Call the method of the plan's own collective, or give a plan for this one."
+            raise InputError("plan.collective", self.problem.collective, f"is not {' or '.join(collectives)}", remedy)
 
     def staged(self, size_bytes: int, algorithm: Algorithm | None = None) -> Staged:
         """Steps of this rank at a size; algorithm None: the plan's. InputError: it does not divide into its chunks."""
@@ -224,26 +220,20 @@ class Runner:
     ) -> None:
         for name, tensor, planned in (("output", output, staged.output_bytes), ("input", input, staged.input_bytes)):
             if bytes_of(tensor) != planned:
-                raise InputError(
-                    name, bytes_of(tensor), f"bytes long; on rank {self.rank} the plan takes {planned}", "Give as many."
-                )
+                problem = f"bytes long; on rank {self.rank} the plan takes {planned}"
+                raise InputError(name, bytes_of(tensor), problem, "Give as many.")
             if tensor is not None and not tensor.is_contiguous():
                 raise InputError(name, list(tensor.stride()), "is not contiguous", "Give tensor.contiguous().")
         if output is not None and input is not None and (output.dtype, output.device) != (input.dtype, input.device):
-            raise InputError(
-                "output", str(output.dtype), f"is not of the input's type and device ({input.dtype})", "Give it so."
-            )
+            problem = f"is not of the input's type and device ({input.dtype})"
+            raise InputError("output", str(output.dtype), problem, "Give it so.")
         given = output if output is not None else input
         if self.problem.collective in COMBINING and given is not None:
             if not can_combine(op, given.dtype):
                 raise InputError("op", str(op), f"of {given.dtype} is not done by a plan", "Call torch.distributed.")
             if staged.unit_bytes % given.element_size():
-                raise InputError(
-                    "tensor",
-                    str(given.dtype),
-                    f"is cut by chunks of {staged.unit_bytes} bytes",
-                    "Give a size that divides into the algorithm's chunks in whole elements.",
-                )
+                remedy = "Give a size that divides into the algorithm's chunks in whole elements."
+                raise InputError("tensor", str(given.dtype), f"is cut by chunks of {staged.unit_bytes} bytes", remedy)
 
 
 class Engine(Protocol):
@@ -254,11 +244,9 @@ class Engine(Protocol):
     @property
     def operators(self) -> tuple[object, ...]:
         """Sums that the engine does, of ``torch.distributed.ReduceOp``; other calls go to the next engine."""
-        ...
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
         """Return whether the engine runs that algorithm on tensors of that type and device."""
-        ...
 
     def run(
         self, algorithm: Algorithm, output: torch.Tensor | None, input: torch.Tensor | None, op: object, size_bytes: int
@@ -269,7 +257,6 @@ class Engine(Protocol):
         ``op`` is one of ``operators``; ``size_bytes``, of the largest buffer of a rank, a multiple of
         :func:`grain_bytes`.
         """
-        ...
 
 
 MakeEngine = Callable[[CollectiveProblem, CollectivePlan, dist.ProcessGroup, Place | None], Engine]

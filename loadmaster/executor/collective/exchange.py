@@ -51,8 +51,7 @@ class Exchange:
 
     def step(self, number: int, step: Step, memory: Memory) -> list[torch.Tensor]:
         """Do a batch; return where each incoming message landed, staged ones in memory of their own. PeerError: a
-        message did not go through in time.
-        """
+        message did not go through in time."""
         device = memory["scratch"].device
         landed, posts = [], []
         for incoming in step.incoming:

@@ -129,8 +129,7 @@ def fitting_engine(
     problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place | None = None
 ) -> Engine:
     """Choose one kernel per collective where the GPUs of one node meet; messages between nodes, and on CPUs. What the
-    kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster than messages.
-    """
+    kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster than messages."""
     gpus = torch.cuda.is_available() and any(device.type == "cuda" for device in device_types_of(group))
     if gpus and problem.topology.node_count == 1:
         return FusedEngine(problem, plan, group, place)

@@ -129,8 +129,7 @@ class Sample:
 @dataclass(frozen=True)
 class LinkCost:
     """Costs of a link that were fitted, as :class:`loadmaster.models.topologies.topology.Link` takes them. ``error``:
-    median of the relative differences between the fit and its samples.
-    """
+    median of the relative differences between the fit and its samples."""
 
     latency_ns: int
     message_ns: int
@@ -146,8 +145,7 @@ class LinkCost:
 
 def fit(samples: Sequence[Sample]) -> LinkCost:
     """Fit the costs of a link to timed transfers. InputError: fewer than three samples, a time that is not above 0, or
-    sizes that do not tell a bandwidth.
-    """
+    sizes that do not tell a bandwidth."""
     if len(samples) < 3:
         raise InputError("samples", len(samples), "are too few to fit three costs", "Time more sizes and counts.")
     for sample in samples:
@@ -255,8 +253,7 @@ def _adapters(
     name: str, pairs: Sequence[Pair], node_of: Sequence[int], slowdown: Slowdown, shared: Shared, end: int
 ) -> bool:
     """Find ranks of a node that slow each other down, though neither end of their links is the same. Several choices of
-    the other ends are tried where there are several: what is slow with all is shared at this end.
-    """
+    the other ends are tried where there are several: what is slow with all is shared at this end."""
     what = ("out", "in")[end]
     slow: list[Pair] = []
     tried = 0

@@ -132,11 +132,9 @@ def probe(
     repeats: int = 5,
     name: str = "probed",
 ) -> Probed:
-    """Measure the links between all ranks of a group; every rank calls it and gets the same.
-
-    ``largest_bytes`` of a transfer are at least 64 KiB, enough that bandwidth shows; of ``repeats`` times of every
-    transfer, the least counts. InputError: fewer than two ranks, or more than 64; a size that is too small.
-    """
+    """Measure the links between all ranks of a group; every rank calls it and gets the same. ``largest_bytes`` of a
+    transfer are at least 64 KiB, enough that bandwidth shows; of ``repeats`` times of every transfer, the least counts.
+    InputError: fewer than two ranks, or more than 64; a size that is too small."""
     ranks = group.size()
     if not 2 <= ranks <= LARGEST_WORLD:
         remedy = f"Run 2 to {LARGEST_WORLD}: every class of link shows on a few nodes."
@@ -209,8 +207,7 @@ def document_of(
     shared: Shared,
 ) -> dict[str, Any]:
     """Build the topology: every pair is a link with its class's costs, and with what it was seen to share. Where all
-    ranks of a node reach one another by links that hold a port at either end, the node has a switch.
-    """
+    ranks of a node reach one another by links that hold a port at either end, the node has a switch."""
     held: dict[Pair, list[str]] = {}
     for resource, holders in shared.resources.items():
         for pair in holders:
@@ -220,7 +217,11 @@ def document_of(
     for node in sorted(set(node_of)):
         ranks = [rank for rank, at in enumerate(node_of) if at == node]
         inside = [(a, b) for a in ranks for b in ranks if a != b]
-        ported = all(_has_port(held.get(pair, []), pair, end) for pair in inside for end in (0, 1))
+        ported = all(
+            any(resource.endswith(f"{way} {pair[end]}") for resource in held.get(pair, []))
+            for pair in inside
+            for end, way in enumerate(("egress", "ingress"))
+        )
         if len(ranks) > 2 and ported:
             switch_of.update(dict.fromkeys(inside, len(switches)))
             switches.append(ranks)
@@ -228,13 +229,8 @@ def document_of(
     for label, pairs in classes.items():
         cost = costs[label]
         for pair in pairs:
-            link: dict[str, Any] = {
-                "source": pair[0],
-                "target": pair[1],
-                "latency_ns": cost.latency_ns,
-                "message_ns": cost.message_ns,
-                "gbps": cost.gbps,
-            }
+            link: dict[str, Any] = {"source": pair[0], "target": pair[1]}
+            link |= {name: getattr(cost, name) for name in ("latency_ns", "message_ns", "gbps")}
             if pair in held:
                 link["resources"] = sorted(held[pair])
             if pair in switch_of:
@@ -242,10 +238,6 @@ def document_of(
             links.append(link)
     links.sort(key=lambda link: (link["source"], link["target"]))
     return {"name": name, "node_of": list(node_of), "links": links, "switches": switches}
-
-
-def _has_port(resources: Sequence[str], pair: Pair, end: int) -> bool:
-    return any(resource.endswith(f"{('egress', 'ingress')[end]} {pair[end]}") for resource in resources)
 
 
 def _report(

@@ -82,8 +82,7 @@ class PlannedGroup(dist.ProcessGroup):
         largest_bytes: int | None = None,
     ) -> None:
         """Make the group; every rank of the inner group does so, with the same arguments. InputError: a plan that the
-        group cannot run; two plans for one collective.
-        """
+        group cannot run; two plans for one collective."""
         # Only this constructor makes a group whose methods C++ finds overridden; its stub does not list it.
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner, self._name = inner, name
@@ -288,16 +287,8 @@ class PlannedGroup(dist.ProcessGroup):
         """Run a call by plan, or by the inner group's method of that name."""
         found: Choice = "coalesced" if self._coalesces else "switched off"
         if self.on and not self._coalesces:
-            tensor = call.tensor
-            key = (
-                call.collective,
-                call.root,
-                call.size_bytes,
-                kind_of(call.op),
-                tensor.dtype,
-                tensor.device,
-                tensor.layout,
-            )
+            of = call.tensor.dtype, call.tensor.device, call.tensor.layout
+            key = (call.collective, call.root, call.size_bytes, kind_of(call.op), *of)
             if key not in self._choices:
                 self._choices[key] = self.choose(call)
             found = self._choices[key]

@@ -93,12 +93,8 @@ def _is_both(document: Mapping[str, Any]) -> bool:
 def _pair(problem: Any, plan: Any) -> Planned:
     asked, found = _typed("problem", CollectiveProblem, problem), _typed("plan", CollectivePlan, plan)
     if found.problem_sha256 != asked.sha256:
-        raise InputError(
-            "plan.problem_sha256",
-            found.problem_sha256[:12],
-            f"of {found.name} is not that of the problem {asked.name} ({asked.sha256[:12]})",
-            "Give the problem the plan is for.",
-        )
+        reason = f"of {found.name} is not that of the problem {asked.name} ({asked.sha256[:12]})"
+        raise InputError("plan.problem_sha256", found.problem_sha256[:12], reason, "Give the problem the plan is for.")
     return asked, found
 
 

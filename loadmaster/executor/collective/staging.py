@@ -103,10 +103,8 @@ class Staged:
 
 def batches(messages: Sequence[Message], order: Order, limit: int = LARGEST_BATCH) -> list[list[Message]]:
     """Messages cut into batches, the same whoever asks; no rank has more than ``limit`` ends of messages in one.
-
     ``levels``: messages with equally long chains before them go together. ``global``: as many as follow one another in
-    the global order and do not wait for one another.
-    """
+    the global order and do not wait for one another."""
     ordered = sorted(messages, key=lambda m: (m.level, m.index)) if order == "levels" else list(messages)
     found: list[list[Message]] = []
     ends: dict[int, int] = {}

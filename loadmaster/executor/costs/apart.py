@@ -50,8 +50,7 @@ class Sent:
 @dataclass(frozen=True)
 class Request:
     """Calls that a child measures, each a pickled :class:`Sent`, and settings to measure them under: the options of
-    :class:`~loadmaster.executor.costs.profiled.Profiler`, the precision of products, and TF32 for convolutions.
-    """
+    :class:`~loadmaster.executor.costs.profiled.Profiler`, the precision of products, and TF32 for convolutions."""
 
     device: str
     options: Mapping[str, bool]
@@ -63,11 +62,9 @@ class Request:
 def measured_apart(
     nodes: Sequence[fx.Node], device: torch.device, limit_s: float, options: Mapping[str, bool]
 ) -> list[Found]:
-    """Measure each operator in another process; return its measurement, or in words why there is none.
-
-    All children together have ``limit_s``, and each :data:`BEGIN_S` more. ``options`` are the profiler's ``compiled``
-    and ``channels_last``.
-    """
+    """Measure each operator in another process; return its measurement, or in words why there is none. All children
+    together have ``limit_s``, and each :data:`BEGIN_S` more. ``options`` are the profiler's ``compiled`` and
+    ``channels_last``."""
     found: dict[int, Found] = {}
     calls: dict[int, bytes] = {}
     for n, node in enumerate(nodes):

@@ -16,11 +16,9 @@ Fill = Callable[[Tensor, Generator], object]
 
 
 def anything(tensor: Tensor, generator: Generator) -> None:
-    """Values for arguments that are only copied, compared or computed with.
-
-    Floating-point numbers are uniform in [0.1, 1), which no operator overflows or divides by zero on, and which are
-    probabilities. Booleans are True in half of the places. Integers are 1.
-    """
+    """Values for arguments that are only copied, compared or computed with. Floating-point numbers are uniform in [0.1,
+    1), which no operator overflows or divides by zero on, and which are probabilities. Booleans are True in half of the
+    places. Integers are 1."""
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
         tensor.uniform_(0.1, 1.0, generator=generator)
     elif tensor.dtype == torch.bool:

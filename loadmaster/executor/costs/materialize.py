@@ -16,9 +16,7 @@ from loadmaster.executor.torch_private.operators import pytree, schema_if_any
 
 def materialize(node: fx.Node, device: torch.device) -> tuple[Sequence[Any], dict[str, Any]]:
     """Replace each fake tensor of the node's arguments by a real one: same shape, strides and dtype, on the device.
-
-    Values are such as the operator accepts (:mod:`.limits`); raises NotUnderstoodError if these are not known.
-    """
+    Values are such as the operator accepts (:mod:`.limits`); raises NotUnderstoodError if these are not known."""
     args, kwargs = values_of(node)
     fills = iter(fills_of(node.target, args, kwargs))
 
@@ -60,10 +58,6 @@ def filled(like: Tensor, fill: Fill, device: torch.device) -> Tensor:
     tensor = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=device)
     if tensor.numel():
         # A broadcast dimension is stored once.
-        fill(tensor.as_strided(*_without_broadcasts(tensor)), torch.Generator(device).manual_seed(0))
+        sizes = [1 if stride == 0 else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        fill(tensor.as_strided(sizes, tensor.stride()), torch.Generator(device).manual_seed(0))
     return tensor
-
-
-def _without_broadcasts(tensor: Tensor) -> tuple[list[int], list[int]]:
-    sizes = [1 if stride == 0 else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return sizes, list(tensor.stride())

@@ -25,7 +25,7 @@ from loadmaster.executor.costs.materialize import fills_of, materialize, values_
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.time_cache import KeptTimes, OperatorMeasurement, kept_times
-from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
+from loadmaster.executor.costs.traffic import defaults, generated, is_free, tensor_bytes, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.steps.measure import cpu_peak_bytes, event_ms
 from loadmaster.executor.torch_private.devices import sleep_on_gpu
@@ -39,7 +39,7 @@ MAX_REPEATS = 15
 # Share of a copy's bandwidth that generated kernels reach, measured on an H200 with ResNet-50 (0.88 to 0.91) and
 # GPT-2-medium (0.80 to 0.84): profiled steps against plans (the factor "moves" of fitted steps).
 FUSED_SHARE = 0.86
-_PRODUCTS = tuple(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+_PRODUCTS = defaults("mm addmm bmm baddbmm")
 COPY_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}  # what the bandwidth of fused kernels is measured with
 
 
@@ -252,11 +252,9 @@ def profiled(
 
 
 def without_bias(target: object, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    """A convolution's arguments without its bias, and the bytes that Inductor's own kernel for the bias reads.
-
-    Inductor adds the bias where the result is read, and sums its gradient itself. PyTorch passes over the whole result
-    for either.
-    """
+    """A convolution's arguments without its bias, and the bytes that Inductor's own kernel for the bias reads. Inductor
+    adds the bias where the result is read, and sums its gradient itself. PyTorch passes over the whole result for
+    either."""
     if target is torch.ops.aten.convolution.default:
         return (*args[:2], None, *args[3:]), 0
     if target is torch.ops.aten.convolution_backward.default and args[-1][2]:

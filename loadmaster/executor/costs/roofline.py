@@ -42,8 +42,7 @@ FULL_CHANNELS, LEAST_CHANNELS = 128, 16
 @dataclass(frozen=True)
 class Roofline:
     """Estimated costs on one catalogue entry. The TF32 flags let float32 products run in TF32 where the device has it;
-    ``compiled`` is for operators that Inductor runs, which generates faster kernels for some.
-    """
+    ``compiled`` is for operators that Inductor runs, which generates faster kernels for some."""
 
     hardware: Hardware
     tf32_matmul: bool

@@ -15,17 +15,14 @@ from loadmaster.executor.torch_private.operators import OpOverload, pytree, sche
 
 aten = torch.ops.aten
 
+
+def defaults(names: str) -> frozenset[OpOverload]:
+    """The default overloads of PyTorch's operators of these names, with spaces between them."""
+    return frozenset(getattr(aten, name).default for name in names.split())
+
+
 # Operators that read rows of their first argument by index: traffic is what they return, not the table.
-GATHERS = frozenset(
-    {
-        aten.embedding.default,
-        aten.index.Tensor,
-        aten._unsafe_index.Tensor,
-        aten.index_select.default,
-        aten.gather.default,
-        aten.nll_loss_forward.default,
-    }
-)
+GATHERS = defaults("embedding index_select gather nll_loss_forward") | {aten.index.Tensor, aten._unsafe_index.Tensor}
 
 # Operators that write values into a copy of their first argument, by index.
 SCATTERS = frozenset({aten.index_put.default, aten._unsafe_index_put.default})
@@ -120,11 +117,8 @@ def value_of(node: fx.Node) -> Any:
 
 
 def flops(node: fx.Node) -> int:
-    """Multiplications and additions of matrix products, convolutions and attention; 0 for everything else.
-
-    Formulas are those of ``torch.utils.flop_counter``; add one for an operator of your own with its
-    ``register_flop_formula``.
-    """
+    """Multiplications and additions of matrix products, convolutions and attention; 0 for everything else. Formulas are
+    those of ``torch.utils.flop_counter``; add one for an operator of your own with its ``register_flop_formula``."""
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0
@@ -154,10 +148,8 @@ def node_bytes(node: fx.Node) -> int:
 
 
 def is_atomic(node: fx.Node) -> bool:
-    """Return whether the operator adds values up by index in a format that has atomic additions.
-
-    Inductor's kernel then adds them where they go; PyTorch's sorts them first, far slower and with a workspace.
-    """
+    """Return whether the operator adds values up by index in a format that has atomic additions. Inductor's kernel then
+    adds them where they go; PyTorch's sorts them first, far slower and with a workspace."""
     if node.target not in SCATTERS or torch.are_deterministic_algorithms_enabled():
         return False
     accumulates = node.kwargs.get("accumulate", node.args[3] if len(node.args) > 3 else False)
@@ -167,11 +159,9 @@ def is_atomic(node: fx.Node) -> bool:
 
 
 def generated(node: fx.Node) -> tuple[int, int] | None:
-    """Bytes moved and kernels, where Inductor generates kernels for what PyTorch runs far slower; None elsewhere.
-
-    The result of atomic additions is made first, then read and written again. A max-pool is one pass, in which windows
-    that overlap are read from the cache.
-    """
+    """Bytes moved and kernels, where Inductor generates kernels for what PyTorch runs far slower; None elsewhere. The
+    result of atomic additions is made first, then read and written again. A max-pool is one pass, in which windows that
+    overlap are read from the cache."""
     if is_atomic(node):
         return node_bytes(node) + 2 * value_bytes(value_of(node)), 2
     if node.target is aten.max_pool2d_with_indices.default:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from typing import Literal
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.calibrate import calibrated
@@ -11,7 +11,7 @@ from loadmaster.executor.graph.compiled.capture import capture
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.steps import made_step
 from loadmaster.executor.steps.factory import FIELD, call_factory, device_named
-from loadmaster.models.graph.device import HARDWARE, GraphHardware, graph_hardware
+from loadmaster.models.graph.device import HARDWARE, graph_hardware
 from loadmaster.models.graph.problem import GraphProblem
 
 MEASURED = "measured"
@@ -46,25 +46,20 @@ def run(arguments: argparse.Namespace) -> None:
         layer, graph, _ = call_factory(arguments.factory, device_named(arguments.device))
         if not isinstance(graph, Graph):
             raise InputError(FIELD, type(graph).__name__, "returned no graph second", "Return (layer, graph).")
+        element_bytes: Literal[2, 4] = 2 if arguments.dtype == "bfloat16" else 4
+        is_measured = arguments.hardware == MEASURED
+        hardware = calibrated(element_bytes=element_bytes) if is_measured else graph_hardware(arguments.hardware)
         return capture(
             layer,
             graph,
-            hardware=_hardware(arguments),
+            hardware=hardware,
             training=not arguments.inference,
             feature_gradients=not arguments.no_feature_gradients,
-            element_bytes=2 if arguments.dtype == "bfloat16" else 4,
+            element_bytes=element_bytes,
             name=arguments.name or arguments.factory.partition(":")[2],
         )
 
     made_step.write_captured(arguments, captured)
 
 
-def _hardware(arguments: argparse.Namespace) -> GraphHardware:
-    if arguments.hardware == MEASURED:
-        return calibrated(element_bytes=2 if arguments.dtype == "bfloat16" else 4)
-    return graph_hardware(arguments.hardware)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    return made_step.finish(parser(), run, argv)
+main = made_step.command(parser, run)

@@ -20,8 +20,7 @@ _FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fno-plt")
 
 def compile_library(target: Path) -> None:
     """Make the shared library and move it to ``target`` in one step. BuildError: there is no compiler, it fails, or
-    ``target`` cannot be written.
-    """
+    ``target`` cannot be written."""
     sources = sorted(SOURCES.glob("*.cpp"))
     if not sources:
         raise BuildError(f"there are no sources in {SOURCES}")

@@ -27,8 +27,7 @@ from loadmaster.models.index.trace import Trace
 
 def run(task: dict[str, Any], parent: Parent) -> None:
     """Tune the index of a task, and tell the parent of every run and of the end. InputError: traces or problem cannot
-    be used, or do not go together.
-    """
+    be used, or do not go together."""
     given = task["traces"]
     named = list(traces_of_files(given) if isinstance(given, list) else Distributions.of(given).traces())
     if task["problem"] is None:
@@ -49,8 +48,7 @@ def run(task: dict[str, Any], parent: Parent) -> None:
 
 def of_shards(problem: IndexProblem, named: Sequence[tuple[str, Trace]]) -> list[Trace]:
     """The trace of every shard: by name where all have the names of shards, else in their order. InputError: they are
-    not as many as shards, or one has the name of another shard than the one in its place.
-    """
+    not as many as shards, or one has the name of another shard than the one in its place."""
     by_name = dict(named)
     names = [shard.name for shard in problem.shards]
     if len(by_name) != len(names):

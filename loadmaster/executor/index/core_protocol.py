@@ -65,11 +65,9 @@ class OverLimitError(Exception):
 
 
 class Core(Protocol):
-    """Core of an index. Keys and payloads are contiguous arrays of uint64 here.
-
-    One thread writes at a time, which callers see to; any number may read meanwhile. A call that raises ``MemoryError``
-    or ``OverLimitError`` leaves all keys and payloads as they were.
-    """
+    """Core of an index. Keys and payloads are contiguous arrays of uint64 here. One thread writes at a time, which
+    callers see to; any number may read meanwhile. A call that raises ``MemoryError`` or ``OverLimitError`` leaves all
+    keys and payloads as they were."""
 
     def lookup(self, keys: Words) -> tuple[Words, Flags]:
         """Payloads, 0 where there is no such key, and which keys were found."""

@@ -54,8 +54,7 @@ def write(path: str | PathLike[str], saved: Saved) -> None:
 
 def read(path: str | PathLike[str]) -> Saved:
     """Read a file that :func:`write` wrote. InputError: it cannot be read, is not a saved index, of another version,
-    truncated or corrupted.
-    """
+    truncated or corrupted."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

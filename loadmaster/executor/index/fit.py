@@ -91,8 +91,7 @@ class Ran:
 
 def trials(most_keys: int, most_operations: int) -> list[Trial]:
     """Every distribution in sizes up to the largest with every mix, the largest sizes with half of them. InputError: a
-    number is too small.
-    """
+    number is too small."""
     for name, value, least in (("keys", most_keys, 100), ("operations", most_operations, 100)):
         if value < least:
             raise InputError(name, value, f"is less than {least}", f"Give {least} or more.")
@@ -223,8 +222,7 @@ def parser() -> argparse.ArgumentParser:
 
 def measured(most_keys: int, most_operations: int) -> list[Ran]:
     """Run all trials, with a line about each on standard error. InputError: the compiled index is missing, or a number
-    is too small.
-    """
+    is too small."""
     wanted = trials(most_keys, most_operations)
     if native.library() is None:
         remedy = "Install a C++ compiler, or a wheel for this platform; the predictor is of the compiled index."

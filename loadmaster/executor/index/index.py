@@ -115,11 +115,8 @@ class Index:
         return f"<Index: {facts.keys} keys, {structure}, {facts.size_bytes} bytes, {facts.implementation}>"
 
     def lookup(self, keys: Given) -> tuple[Any, Any]:
-        """Payloads, 0 where there is no such key, and which keys were found, as booleans.
-
-        Raises:
-            InputError: keys do not fit this index.
-        """
+        """Payloads, 0 where there is no such key, and which keys were found, as booleans. InputError: keys do not fit
+        this index."""
         payloads, found = self._core.lookup(self._key_column.take(keys))
         return as_given(keys, self._payload_column.give(payloads)), as_given(keys, found)
 
@@ -128,11 +125,7 @@ class Index:
     @overload
     def get(self, key: int, default: _Default) -> int | _Default: ...
     def get(self, key: int, default: object = None) -> object:
-        """The payload of one key.
-
-        Raises:
-            InputError: the key does not fit this index.
-        """
+        """The payload of one key. InputError: the key does not fit this index."""
         word = self._core.find(self._key_column.take_one(key))
         return default if word is None else self._payload_column.give_one(word)
 
@@ -147,28 +140,17 @@ class Index:
 
     def insert(self, keys: Given, payloads: Given) -> Any:
         """Add the keys that are not there yet; return which these were. Of a key that comes twice, the first counts.
-
-        Raises:
-            InputError: keys or payloads do not fit this index, their numbers differ, the limit is reached, or it is a
-                sorted array.
-            MemoryError: there is not enough.
-        """
+        InputError: keys or payloads do not fit this index, their numbers differ, the limit is reached, or it is a
+        sorted array. MemoryError: there is not enough."""
         return self._write(keys, payloads, upsert=False)
 
     def upsert(self, keys: Given, payloads: Given) -> Any:
         """Add keys, or replace the payloads of those there; return which were new. The last of a key counts.
-
-        Raises:
-            InputError, MemoryError: as ``insert``.
-        """
+        InputError, MemoryError: as ``insert``."""
         return self._write(keys, payloads, upsert=True)
 
     def delete(self, keys: Given) -> Any:
-        """Take keys out; return which were there.
-
-        Raises:
-            InputError: keys do not fit this index, or it is a sorted array.
-        """
+        """Take keys out; return which were there. InputError: keys do not fit this index, or it is a sorted array."""
         words = self._key_column.take(keys)
         with self._writing:
             self._expect_writable()
@@ -176,10 +158,7 @@ class Index:
 
     def range(self, first: int, last: int, limit: int | None = None) -> tuple[Integers, Integers]:
         """Keys and payloads with first <= key <= last, ascending, as numpy arrays; ``limit`` of them at most.
-
-        Raises:
-            InputError: a bound does not fit this index, the limit is negative, or it is a hash table.
-        """
+        InputError: a bound does not fit this index, the limit is negative, or it is a hash table."""
         if limit is not None and limit < 0:
             raise InputError("limit", limit, "is no number of keys", "Give 0 or more, or None.")
         core = self._ordered("range")
@@ -189,19 +168,11 @@ class Index:
         return self._key_column.give(keys), self._payload_column.give(payloads)
 
     def min(self) -> int:
-        """The least key.
-
-        Raises:
-            InputError: there are none, or it is a hash table.
-        """
+        """The least key. InputError: there are none, or it is a hash table."""
         return self._key_column.give_one(_least(self._ordered("min")))
 
     def max(self) -> int:
-        """The greatest key.
-
-        Raises:
-            InputError: there are none, or it is a hash table.
-        """
+        """The greatest key. InputError: there are none, or it is a hash table."""
         core = self._ordered("max")
         # The cores go upwards only: halve what may be above the greatest key known.
         known, end = _least(core), GREATEST_KEY
@@ -260,11 +231,8 @@ class Index:
         return left
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the index to a file, whole or not at all. Writers wait meanwhile.
-
-        Raises:
-            InputError: the path cannot be written.
-        """
+        """Write the index to a file, whole or not at all. Writers wait meanwhile. InputError: the path cannot be
+        written."""
         with self._writing:
             pairs = self._core.dump()
             saved = files.Saved(
@@ -274,12 +242,8 @@ class Index:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Index:
-        """Read what ``save`` wrote, with its configuration and its limit.
-
-        Raises:
-            InputError: the file cannot be read, is not a saved index, of another version, truncated or corrupted.
-            MemoryError: there is not enough.
-        """
+        """Read what ``save`` wrote, with its configuration and its limit. InputError: the file cannot be read, is not a
+        saved index, of another version, truncated or corrupted. MemoryError: there is not enough."""
         saved = files.read(path)
         made = cls.__new__(cls)
         made._key_column = Column("keys", saved.signed_keys)

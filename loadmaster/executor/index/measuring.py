@@ -107,8 +107,7 @@ def _measured(run: _Run, keys: int, operations: int, peak_bytes: int, *, whole: 
 
 def cost_of(measured: Measured, predicted: Cost) -> Cost:
     """The cost by what was measured. What did not run stays as predicted. So does the pause where only a part of the
-    trace ran, unless a longer one was measured: the longest may come later.
-    """
+    trace ran, unless a longer one was measured: the longest may come later."""
     pause = predicted.pause_us
     if measured.pause_us is not None and (measured.whole or pause is None or measured.pause_us > pause.most):
         pause = Figure(measured.pause_us)
@@ -168,12 +167,7 @@ def _calls(index: Index) -> dict[int, Callable[[Keys], object]]:
         for key in keys.tolist():
             index.range(key, GREATEST_KEY, SCAN_KEYS)
 
-    return {
-        LOOKUP: index.lookup,
-        INSERT: lambda keys: index.upsert(keys, keys),
-        ERASE: index.delete,
-        SCAN: scan,
-    }
+    return {LOOKUP: index.lookup, INSERT: lambda keys: index.upsert(keys, keys), ERASE: index.delete, SCAN: scan}
 
 
 def _expect_serves(trace: Trace, configuration: Configuration) -> None:

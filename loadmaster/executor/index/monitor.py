@@ -83,8 +83,7 @@ class Monitor:
 
     def check(self) -> Checked:
         """Compare, plan again where it may pay, and change some leaves. If ``plan`` raises, so does this; then nothing
-        has changed, and the next check tries again.
-        """
+        has changed, and the next check tries again."""
         with self._checking:
             now = self._counted()
             recent = added(now, self._judged, -1)

@@ -75,8 +75,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 def library() -> ctypes.CDLL | None:
     """The shared library that came with the package, or one made here and kept in the user's cache folder. None: there
-    is neither, which the log says once; then ``NumpyCore`` stands in.
-    """
+    is neither, which the log says once; then ``NumpyCore`` stands in."""
     with _BUILDING:
         return _loaded()
 
@@ -111,8 +110,7 @@ class NativeCore:
         limit_bytes: int | None,
     ) -> None:
         """Make an index of ascending keys without duplicates. OverLimitError: they take more than ``limit_bytes``.
-        MemoryError: there is not enough.
-        """
+        MemoryError: there is not enough."""
         self._functions, self._limit_bytes = functions, limit_bytes
         self._index = _INDEX()
         self._inserted_twice = 0

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -264,17 +264,10 @@ def _least(first: Cost, second: Cost) -> Cost:
     def least(a: Figure | None, b: Figure | None) -> Figure | None:
         return a if a is None or b is None or a.expected <= b.expected else b
 
-    read_ns = least(first.read_ns, second.read_ns)
-    assert read_ns is not None
-    return replace(
-        first,
-        read_ns=read_ns,
-        write_ns=least(first.write_ns, second.write_ns),
-        scan_ns=least(first.scan_ns, second.scan_ns),
-        pause_us=least(first.pause_us, second.pause_us),
-        rebuild_us=min(first.rebuild_us, second.rebuild_us),
-        peak_bytes=max(first.peak_bytes, second.peak_bytes, key=lambda figure: figure.expected),
-    )
+    names = ("read_ns", "write_ns", "scan_ns", "pause_us")
+    times: dict[str, Any] = {name: least(getattr(first, name), getattr(second, name)) for name in names}
+    peak_bytes = max(first.peak_bytes, second.peak_bytes, key=lambda figure: figure.expected)
+    return replace(first, **times, rebuild_us=min(first.rebuild_us, second.rebuild_us), peak_bytes=peak_bytes)
 
 
 def _is_better(problem: IndexProblem, s: int, c: int, than: int) -> bool:

@@ -22,8 +22,7 @@ _SIGN = 1 << 63
 @dataclass(frozen=True)
 class Column:
     """One side of an index, its keys or its payloads: signed or not. The cores order keys as unsigned. With the sign
-    bit flipped, signed keys have the order of integers there.
-    """
+    bit flipped, signed keys have the order of integers there."""
 
     field: str
     signed: bool
@@ -31,8 +30,7 @@ class Column:
     @classmethod
     def of(cls, field: str, values: Given) -> Column:
         """Make the column of values: an array's is signed as its dtype is, a list's if its integers fit. InputError:
-        they are not one-dimensional integers.
-        """
+        they are not one-dimensional integers."""
         if _is_list(values):
             return cls(field, not any(isinstance(v, int | np.integer) and v >= _SIGN for v in values))
         return cls(field, _array(field, values).dtype.kind == "i")

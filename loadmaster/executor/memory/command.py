@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 
 from loadmaster.executor.memory.capture import CaptureOptions, capture_step
 from loadmaster.executor.memory.run.backends import COMPILERS
 from loadmaster.executor.steps import made_step
-from loadmaster.executor.steps.factory import users_code
-from loadmaster.executor.steps.made_step import MadeStep, make_step
+from loadmaster.executor.steps.made_step import MadeStep
 from loadmaster.executor.steps.wrappers import PARALLEL
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -43,20 +41,12 @@ def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
 def run(arguments: argparse.Namespace) -> None:
     """Capture, write the document, and say how much it needs; an InputError if factory, device or model are no use."""
 
-    def captured() -> MemoryProblem:
-        made = make_step(arguments)
-        with made.precision, users_code(arguments.factory):
-            options = replace(
-                options_of(arguments, made),
-                hardware=arguments.hardware,
-                parallel=arguments.parallel,
-                ranks=arguments.ranks,
-            )
-            return capture_step(made.model, made.batch, made.loss, options).problem()
+    def captured(made: MadeStep) -> MemoryProblem:
+        more = {name: getattr(arguments, name) for name in ("hardware", "parallel", "ranks")}
+        options = replace(options_of(arguments, made), **more)
+        return capture_step(made.model, made.batch, made.loss, options).problem()
 
-    made_step.write_captured(arguments, captured)
+    made_step.write_step(arguments, captured)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    return made_step.finish(parser(), run, argv)
+main = made_step.command(parser, run)

@@ -28,11 +28,6 @@ def in_a_row(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1)
 
 
-def _begin_all_reduce(rows: list[Tensor], group: str, after: Tensor | None = None) -> list[Tensor]:
-    found: list[Tensor] = _ops.all_reduce_coalesced(rows, "sum", group)
-    return found
-
-
 def _begin_all_gather(
     rows: list[Tensor], most: list[int], size: int, group: str, after: Tensor | None = None
 ) -> list[Tensor]:
@@ -44,17 +39,6 @@ def _begin_all_gather(
     return found
 
 
-def _begin_reduce_scatter(rows: list[Tensor], size: int, group: str, after: Tensor | None = None) -> list[Tensor]:
-    found: list[Tensor] = _ops.reduce_scatter_tensor_coalesced(rows, "sum", size, group)
-    return found
-
-
-def _begin_all_to_all(
-    rows: list[Tensor], received: list[int], sent: list[int], group: str, after: Tensor | None = None
-) -> list[Tensor]:
-    return [_ops.all_to_all_single(row, received, sent, group) for row in rows]
-
-
 def _waited(begun: list[Tensor]) -> list[Tensor]:
     return [_ops.wait_tensor(row) for row in begun]
 
@@ -62,11 +46,9 @@ def _waited(begun: list[Tensor]) -> list[Tensor]:
 def _pair(
     name: str, own: Sequence[str], shared: str, begin: Callable[..., list[Tensor]], elements: Callable[..., int]
 ) -> tuple[Any, Any]:
-    """Define a collective on one row as one operator, and the operator that begins it on several rows.
-
-    Each row has its ``own`` arguments, the row first; the ``shared`` ones are the same for all. ``elements`` counts
-    those of a result, from those of its row and the other arguments.
-    """
+    """Define a collective on one row as one operator, and the operator that begins it on several rows. Each row has its
+    ``own`` arguments, the row first; the ``shared`` ones are the same for all. ``elements`` counts those of a result,
+    from those of its row and the other arguments."""
 
     def begin_one(*given: Any) -> list[Tensor]:
         return begin(*([one] for one in given[: len(own)]), *given[len(own) :])
@@ -84,7 +66,13 @@ def _pair(
     return whole, operator(f"begin_{name}({several}, {rest}) -> Tensor[]", begin, fake_begin)
 
 
-all_reduce, _first = _pair("all_reduce", ["Tensor row"], "str group", _begin_all_reduce, lambda count, *_: count)
+all_reduce, _first = _pair(
+    "all_reduce",
+    ["Tensor row"],
+    "str group",
+    lambda rows, group, after=None: _ops.all_reduce_coalesced(rows, "sum", group),
+    lambda count, *_: count,
+)
 """Operator (row, group): the sum over a group."""
 all_gather, _second = _pair(
     "all_gather",
@@ -99,7 +87,7 @@ reduce_scatter, _third = _pair(
     "reduce_scatter",
     ["Tensor row"],
     "int size, str group",
-    _begin_reduce_scatter,
+    lambda rows, size, group, after=None: _ops.reduce_scatter_tensor_coalesced(rows, "sum", size, group),
     lambda count, size, *_: count // size,
 )
 """Operator (row, size, group): this rank's share of the sum over a group of that size."""
@@ -107,7 +95,9 @@ all_to_all, _fourth = _pair(
     "all_to_all",
     ["Tensor row"],
     "int[] received, int[] sent, str group",
-    _begin_all_to_all,
+    lambda rows, received, sent, group, after=None: [
+        _ops.all_to_all_single(row, received, sent, group) for row in rows
+    ],
     lambda count, received, *_: sum(received),
 )
 """Operator (row, received, sent, group): exchange with each rank of a group the given numbers of elements."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from typing import Any
 
 from loadmaster.executor.partition.capture import OVERLAP, capture
 from loadmaster.executor.steps import made_step
-from loadmaster.executor.steps.factory import users_code
-from loadmaster.executor.steps.made_step import make_step
+from loadmaster.executor.steps.made_step import MadeStep
 from loadmaster.models.hardware import hardware
 from loadmaster.models.partition.meshes import add_mesh, given_mesh
 from loadmaster.models.partition.problem import PartitionProblem
@@ -32,25 +31,12 @@ def run(arguments: argparse.Namespace) -> None:
     axes = given_mesh(arguments)
     device = hardware(arguments.hardware)
 
-    def captured() -> PartitionProblem:
-        made = make_step(arguments)
-        with made.precision, users_code(arguments.factory):
-            return capture(
-                made.model,
-                made.batch,
-                made.loss,
-                axes=axes,
-                optimizer=made.optimizer,
-                hardware=arguments.hardware,
-                overlap=arguments.overlap,
-                budget_bytes=device.memory_bytes,
-                name=arguments.name,
-                strict=arguments.strict,
-            )
+    def captured(made: MadeStep) -> PartitionProblem:
+        given: dict[str, Any] = {name: getattr(arguments, name) for name in ("hardware", "overlap", "name", "strict")}
+        more: dict[str, Any] = {"axes": axes, "optimizer": made.optimizer, "budget_bytes": device.memory_bytes}
+        return capture(made.model, made.batch, made.loss, **given, **more)
 
-    made_step.write_captured(arguments, captured)
+    made_step.write_step(arguments, captured)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    return made_step.finish(parser(), run, argv)
+main = made_step.command(parser, run)

@@ -85,8 +85,7 @@ class CompiledStep:
 
     def backward(self, saved: list[Tensor], tangent: Tensor) -> dict[int, Tensor]:
         """Run the backward pass, and return the gradients by the number of their tensor; ``saved``, from the forward
-        pass, is emptied, so that a share is freed at its last use.
-        """
+        pass, is emptied, so that a share is freed at its last use."""
         assert self._run_backward is not None
         self._split.redistribute.counts.update(self._counts[1])
         given = [*saved, tangent]
@@ -164,11 +163,9 @@ class CompiledStep:
 
 
 def _settle_passes(graph: fx.Graph, result_count: int) -> None:
-    """Put collectives that the forward pass's results do not need after the tangent, so into the backward pass.
-
-    The partitioner would choose by sizes, which differ from rank to rank where shares are unequal. The other
-    collectives are in the forward pass anyway: the partitioner repeats no collective.
-    """
+    """Put collectives that the forward pass's results do not need after the tangent, so into the backward pass. The
+    partitioner would choose by sizes, which differ from rank to rank where shares are unequal. The other collectives
+    are in the forward pass anyway: the partitioner repeats no collective."""
     results: Any = graph.output_node().args[0]
     ahead, needed = [node for node in results[:result_count] if isinstance(node, fx.Node)], set()
     while ahead:
@@ -183,11 +180,9 @@ def _settle_passes(graph: fx.Graph, result_count: int) -> None:
 
 
 def _know_collectives() -> None:
-    """Tell Inductor to call collectives as they are, as fallback kernels.
-
-    Where it finds that out by itself it writes down, in words, all that a collective's operands are made of (PyTorch
-    2.11). Collectives are chained, so each of them doubles the length: for 24 layers it does not end.
-    """
+    """Tell Inductor to call collectives as they are, as fallback kernels. Where it finds that out by itself it writes
+    down, in words, all that a collective's operands are made of (PyTorch 2.11). Collectives are chained, so each of
+    them doubles the length: for 24 layers it does not end."""
     for operator in (*collectives.BEGUN.values(), collectives.wait_for):
         if operator not in lowerings:
             make_fallback(operator)  # type: ignore[no-untyped-call]
@@ -195,8 +190,7 @@ def _know_collectives() -> None:
 
 def keep_strides(module: fx.GraphModule, results: int) -> None:
     """Mark the results that keep their traced strides: the first ``results`` ones, which are for others than the
-    backward pass, and inputs that are returned, not to copy them.
-    """
+    backward pass, and inputs that are returned, not to copy them."""
     output: Any = module.graph.output_node()
     kept = [n for n, made in enumerate(output.args[0]) if n < results or made.op == "placeholder"]
     output.meta["user_visible_output_idxs"] = kept
@@ -204,8 +198,7 @@ def keep_strides(module: fx.GraphModule, results: int) -> None:
 
 def as_made(backward: fx.GraphModule, strides: Sequence[Sequence[int] | None], mode: FakeTensorMode) -> list[Tensor]:
     """Inputs of the backward pass: saved tensors with the ``strides`` that the forward pass gives them (None: as
-    traced), then the tangent, as traced.
-    """
+    traced), then the tangent, as traced."""
     given: list[Tensor] = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
     with mode:
         made = [

@@ -193,8 +193,7 @@ class PartitionedStep(StepOnShares):
 
 def _backend_of(backend: str | None, traced: TracedStep, device: torch.device) -> str:
     """Return the backend asked for, by default the compiler on a GPU where it can run the step; InputError if it is
-    unknown, or does not run the step.
-    """
+    unknown, or does not run the step."""
     draws = any(is_random(run.node) for run in traced.runs)
     if backend is None:
         return "inductor" if device.type == "cuda" and not draws else "eager"

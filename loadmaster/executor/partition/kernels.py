@@ -48,8 +48,7 @@ def kernels(
     traced: TracedStep, problem: PartitionProblem, strategies: Sequence[Sequence[int]], draws: Draws
 ) -> tuple[list[Kernel], int]:
     """Make the kernels of all operators of a problem that was captured from the step, except those of its optimizer;
-    return them, and the number of those of the forward pass. Each operator has a strategy for each axis.
-    """
+    return them, and the number of those of the forward pass. Each operator has a strategy for each axis."""
     graph, fractions = traced.graph, Mesh(problem.axes).worker(draws.coordinate).fractions
     steps: list[Run | None] = [*graph.runs]
     steps[graph.forward_count : graph.forward_count] = [None] * len(graph.buffers)

@@ -31,8 +31,7 @@ def call_on_share(
 ) -> list[Tensor]:
     """Call an operator on other ``tensors``, in the order in which tensors, or stand-ins for them, stand in its
     arguments; return the tensors of its result, in order. ``told`` are arguments, by name, that say how large a tensor
-    is.
-    """
+    is."""
     flat, form = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given = iter(tensors)
     flat = [next(given) if isinstance(value, Tensor) or value is TENSOR else value for value in flat]
@@ -70,8 +69,7 @@ _PARTS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbin
 
 def view_of(node: fx.Node, source: ShapeView) -> ShapeView | None:
     """Return a node, also ``getitem`` of one that takes a tensor apart, as a view of the tensor that its source is a
-    view of; None where an operator must make it.
-    """
+    view of; None where an operator must make it."""
     if node.target is operator.getitem:
         parts, at = node.args
         assert isinstance(parts, fx.Node)

@@ -12,31 +12,20 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from loadmaster.errors import InputError
+from loadmaster.executor.steps.optimizers import closure_of
 
 logger = logging.getLogger(__name__)
 
 # These update each element by itself, and PyTorch has rules for all that they run.
-ELEMENTWISE = frozenset(
-    {
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.Adamax,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.ASGD,
-        torch.optim.RMSprop,
-    }
-)
+ELEMENTWISE = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta}
+ELEMENTWISE |= {optim.Adagrad, optim.ASGD, optim.RMSprop}
 # Tolerance relative to the norm of an update: optimizers that round to bfloat16 on their way differ by some percent
 # from sum to sum; one that takes a share for the whole differs by more than half, since the trial's shares differ.
 _CLOSE = 0.1
@@ -48,8 +37,7 @@ _right: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def expect_right_updates(shares: Iterable[nn.Parameter]) -> None:
     """Register these shares so that every optimizer of them is tried at its first step, on all ranks; ``step()`` raises
-    an :class:`InputError` where it does not do on shares what it does on whole tensors.
-    """
+    an :class:`InputError` where it does not do on shares what it does on whole tensors."""
     _watch()
     for share in shares:
         if isinstance(share, DTensor):
@@ -66,17 +54,15 @@ def _expect(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
         return
     groups = [{**group, "params": [p for p in group["params"] if p in _shares]} for group in optimizer.param_groups]
     if any(group["params"] for group in groups):
-        has_closure = len(args) > 1 or kwargs.get("closure") is not None
+        has_closure = closure_of(args, kwargs) is not None
         _Trial(optimizer, [group for group in groups if group["params"]], has_closure=has_closure).run()
     _right[optimizer] = True
 
 
 class _Trial:
-    """Trial of some steps of another optimizer of that kind, on small shares and on the same whole tensors.
-
-    Small shares are of equal size; unequal ones refuse by themselves what is more than elementwise. The parameters of
-    ``groups`` give the placements.
-    """
+    """Trial of some steps of another optimizer of that kind, on small shares and on the same whole tensors. Small
+    shares are of equal size; unequal ones refuse by themselves what is more than elementwise. The parameters of
+    ``groups`` give the placements."""
 
     def __init__(self, optimizer: Optimizer, groups: list[dict[str, Any]], *, has_closure: bool) -> None:
         self._kind: Any = type(optimizer)

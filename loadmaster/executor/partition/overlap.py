@@ -33,8 +33,7 @@ _BUCKETS_AT_ONCE = 4
 @dataclass(frozen=True)
 class _Bucket:
     """Bucket of collectives, taken apart: the operator that begins them, then the rows that it begins; the operator
-    that waits for all of them, then the rows; and the bytes that it moves on this rank, whole.
-    """
+    that waits for all of them, then the rows; and the bytes that it moves on this rank, whole."""
 
     begun: tuple[fx.Node, ...]
     waited: tuple[fx.Node, ...]
@@ -42,11 +41,9 @@ class _Bucket:
 
 
 def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True) -> fx.GraphModule:
-    """Take the collectives of a pass apart and move them, in place, with at most ``at_once_bytes`` on their way.
-
-    If not all ranks have the same pass, ``alike`` is false: each collective is a bucket of its own and begins where it
-    is, since the rest depends on shapes, and all ranks must begin in one order.
-    """
+    """Take the collectives of a pass apart and move them, in place, with at most ``at_once_bytes`` on their way. If not
+    all ranks have the same pass, ``alike`` is false: each collective is a bucket of its own and begins where it is,
+    since the rest depends on shapes, and all ranks must begin in one order."""
     graph = module.graph
     largest_bytes = at_once_bytes // _BUCKETS_AT_ONCE if alike else 0
     if alike:

@@ -22,8 +22,7 @@ from loadmaster.models.partition.traffic import Hop, Traffic
 
 class Redistributor:
     """Redistributor of tensors over a mesh that has a dimension for every axis of the problem. ``counts`` are the
-    collectives so far, by name; ``worker`` is that of this rank's shares.
-    """
+    collectives so far, by name; ``worker`` is that of this rank's shares."""
 
     def __init__(self, mesh: DeviceMesh, traffic: Traffic) -> None:
         self.mesh, self.traffic = mesh, traffic
@@ -101,11 +100,9 @@ class Redistributor:
 
 
 def _joined(pieces: Tensor, dim: int) -> Tensor:
-    """Join pieces, stacked along the first dimension, along one dimension of each; without a copy for dimension 0.
-
-    The result is contiguous: pieces of one element would give a strided view, and some kernels read their input as one
-    row (PyTorch's layer norms on CPUs, for the means of the forward pass).
-    """
+    """Join pieces, stacked along the first dimension, along one dimension of each; without a copy for dimension 0. The
+    result is contiguous: pieces of one element would give a strided view, and some kernels read their input as one row
+    (PyTorch's layer norms on CPUs, for the means of the forward pass)."""
     return pieces.movedim(0, dim).flatten(dim, dim + 1).contiguous()
 
 

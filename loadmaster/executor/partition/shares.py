@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.traffic import defaults
 from loadmaster.executor.partition.redistribute import Redistributor
 from loadmaster.executor.torch_private.modules import (
     BatchNorm,
@@ -35,21 +36,15 @@ from loadmaster.models.partition.problem import PartitionProblem
 aten = torch.ops.aten
 _LIST_OPERATORS = ("_foreach_", "_fused_", "_amp_foreach_")
 _NORMS = (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar)
-_MAKE_ANOTHER = frozenset(
-    getattr(aten, name).default
-    for name in (
-        *("detach", "alias", "clone", "_to_copy", "copy_", "zero_"),
-        *("empty_like", "zeros_like", "ones_like", "full_like"),
-    )
-) | {aten.fill_.Scalar}
+_MAKE_ANOTHER = defaults("detach alias clone _to_copy copy_ zero_ empty_like zeros_like ones_like full_like") | {
+    aten.fill_.Scalar
+}
 
 
 class UnevenShare(Tensor):
-    """Share of a tensor, with its place in the whole, which it tells to ``torch.distributed.checkpoint``.
-
-    Elementwise operators and norms run on it. Operators that need the whole are refused: ``DTensor`` would gather it as
-    if shares were equal. ``offsets`` are those of its first value in the whole, whose shape is ``whole``.
-    """
+    """Share of a tensor, with its place in the whole, which it tells to ``torch.distributed.checkpoint``. Elementwise
+    operators and norms run on it. Operators that need the whole are refused: ``DTensor`` would gather it as if shares
+    were equal. ``offsets`` are those of its first value in the whole, whose shape is ``whole``."""
 
     own: Tensor
     offsets: torch.Size

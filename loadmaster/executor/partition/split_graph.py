@@ -40,8 +40,7 @@ class Held:
 @dataclass(frozen=True, eq=False)
 class Run:
     """Operator of the traced step: the number of each input with the view that is read, that of each output with what
-    the operator makes as a view of it, its formula and strategies, and these as its tensors see them (``seen``).
-    """
+    the operator makes as a view of it, its formula and strategies, and these as its tensors see them (``seen``)."""
 
     node: fx.Node
     inputs: tuple[tuple[int, ShapeView], ...]

@@ -27,12 +27,9 @@ Kernel = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], object]
 
 
 class SplitStep:
-    """Runner of one step under a plan, on this rank.
-
-    ``kernels`` are those of the problem's operators, in order; operators beyond them run elsewhere. ``kept`` tensors
-    are held when nothing reads them any more, like those that last the whole step. Raises InputError if the mesh is not
-    that of the problem.
-    """
+    """Runner of one step under a plan, on this rank. ``kernels`` are those of the problem's operators, in order;
+    operators beyond them run elsewhere. ``kept`` tensors are held when nothing reads them any more, like those that
+    last the whole step. Raises InputError if the mesh is not that of the problem."""
 
     def __init__(
         self,
@@ -67,8 +64,7 @@ class SplitStep:
 
     def run(self, held: MutableMapping[int, Tensor], first: int = 0, last: int | None = None) -> None:
         """Run operators from the first to before the last one, on shares that are ``held`` by the number of their
-        tensor: results are added, and what nothing reads any more is removed.
-        """
+        tensor: results are added, and what nothing reads any more is removed."""
         along = self.redistribute.along
         for n in range(first, len(self.kernels) if last is None else last):
             call = self._calls[n]
@@ -102,8 +98,7 @@ class SplitStep:
 @dataclass(frozen=True)
 class _Call:
     """Steps that run one operator on shares: tensors that it reads and makes, each with the path to the placement that
-    is needed, or that the tensor has; shapes of the shares that are made; and tensors that nothing reads any more.
-    """
+    is needed, or that the tensor has; shapes of the shares that are made; and tensors that nothing reads any more."""
 
     reads: tuple[tuple[int, list[Hop]], ...]
     makes: tuple[tuple[int, list[Hop]], ...]

@@ -40,8 +40,7 @@ _NO_STRATEGY = "none"
 @dataclass(frozen=True, eq=False)
 class TracedStep:
     """Traced step whose tensors are known by number: ``parameters`` and ``buffers`` by their names, ``inputs`` by the
-    leaves of the batch, the loss and its gradient (``tangent``); ``constants`` map numbers to values.
-    """
+    leaves of the batch, the loss and its gradient (``tangent``); ``constants`` map numbers to values."""
 
     graph: SplitGraph
     parameters: dict[str, int]
@@ -69,8 +68,7 @@ class TracedStep:
         self, axes: Sequence[Axis], times_us: Sequence[float] | None = None, name: str = "", launch_us: float = 0.0
     ) -> PartitionProblem:
         """Make the problem of the step without its optimizer: operators of the graph, and updates of buffers after the
-        forward pass. Of each operator's time, ``launch_us`` is what it takes at least.
-        """
+        forward pass. Of each operator's time, ``launch_us`` is what it takes at least."""
         written = _Writing(self, times_us or [0.0] * len(self.runs), launch_us)
         return PartitionProblem(name, tuple(axes), tuple(written.tensors), tuple(written.operators), written.signatures)
 
@@ -92,12 +90,8 @@ def op_of(run: Run) -> str:
 
 
 def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep:
-    """Trace a training step for its split; the batch has stand-ins where it has no values.
-
-    Raises:
-        InputError: the step cannot be traced as one graph, returns no scalar loss, updates a tensor in a way that is
-            not traced, or keeps tensors.
-    """
+    """Trace a training step for its split; the batch has stand-ins where it has no values. InputError: the step cannot
+    be traced as one graph, returns no scalar loss, updates a tensor in a way that is not traced, or keeps tensors."""
     given: list[torch.Tensor | None] = []
     step_graph = trace(model, batch, loss, passes=rewritten, noted=lambda module: given.extend(given_tensors(module)))
     if step_graph.mutated != frozenset(step_graph.written):

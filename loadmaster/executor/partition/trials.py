@@ -50,8 +50,7 @@ class Operand:
 @dataclass(frozen=True)
 class Admitted:
     """Formula of an operator (None: there is no rule, or none for such a call), the strategies that hold for it, and
-    the reason why none does; empty where one does, or nothing could be split.
-    """
+    the reason why none does; empty where one does, or nothing could be split."""
 
     formula: Formula | None
     strategies: tuple[Strategy, ...]

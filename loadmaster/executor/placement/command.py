@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from loadmaster.executor.placement.capture import capture
 from loadmaster.executor.steps import made_step
-from loadmaster.executor.steps.factory import users_code
-from loadmaster.executor.steps.made_step import make_step
+from loadmaster.executor.steps.made_step import MadeStep
 from loadmaster.models.placement.problem import PlacementProblem
 
 
@@ -23,21 +21,11 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> None:
     """Capture, write the document, and say what it needs; InputError if factory, device or model cannot be used."""
 
-    def captured() -> PlacementProblem:
-        made = make_step(arguments)
-        with made.precision, users_code(arguments.factory):
-            return capture(
-                made.model,
-                made.batch,
-                made.loss,
-                optimizer=made.optimizer,
-                hardware=arguments.hardware,
-                name=arguments.name,
-            )
+    def captured(made: MadeStep) -> PlacementProblem:
+        more = {"optimizer": made.optimizer, "hardware": arguments.hardware, "name": arguments.name}
+        return capture(made.model, made.batch, made.loss, **more)
 
-    made_step.write_captured(arguments, captured)
+    made_step.write_step(arguments, captured)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    return made_step.finish(parser(), run, argv)
+main = made_step.command(parser, run)

@@ -31,11 +31,9 @@ _Record = TypeVar("_Record")
 
 
 class StorageTable(Generic[_Record]):
-    """A record for each storage that is known, for as long as it lives; ``died`` is called with it then.
-
-    A storage has one Python object as long as anything holds it, be it autograd alone; so a weak reference to that
-    object ends when the memory is freed, and not before.
-    """
+    """A record for each storage that is known, for as long as it lives; ``died`` is called with it then. A storage has
+    one Python object as long as anything holds it, be it autograd alone; so a weak reference to that object ends when
+    the memory is freed, and not before."""
 
     def __init__(self, died: Callable[[_Record], None]) -> None:
         self._records: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Record]] = {}
@@ -73,8 +71,7 @@ class StorageTable(Generic[_Record]):
 @dataclass(eq=False)
 class RecordedStorage:
     """A storage that the recorded step uses. ``born`` is the operator that made it, None if it was there before;
-    ``died`` is the number of operators that had run when its memory was freed, None if it lived on.
-    """
+    ``died`` is the number of operators that had run when its memory was freed, None if it lived on."""
 
     index: int
     size_bytes: int
@@ -110,8 +107,7 @@ class Recording:
 
 class Notes:
     """Notes of the operators that ran, which make up a :class:`Recording`. Tensors count that ``is_on_device`` accepts;
-    ``place`` gives the present place in the model; ``with_calls`` keeps the arguments of operators.
-    """
+    ``place`` gives the present place in the model; ``with_calls`` keeps the arguments of operators."""
 
     def __init__(
         self,
@@ -222,8 +218,7 @@ def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, micro_batches: int = 1) -> None:
     """Drop the old gradients, then run forward and backward for each micro-batch. Raises InputError if there is no
-    scalar loss, or nothing that needs a gradient.
-    """
+    scalar loss, or nothing that needs a gradient."""
     if optimizer is None:
         step.zero_grad()
     else:

@@ -37,8 +37,7 @@ class Cost:
 @dataclass(frozen=True)
 class Trace:
     """A placement problem, the recorded storage of each of its blocks, and for each recorded operator the operator of
-    the problem that its time counts to.
-    """
+    the problem that its time counts to."""
 
     problem: PlacementProblem
     blocks: tuple[int, ...]

@@ -23,8 +23,7 @@ _MOST_NAMES = 12
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Arguments of one call of a step: ``step(*args, **kwargs)``. With a loss, the last one of ``args`` is its target.
-    ``first`` is the place that ``args[0]`` had for the user: 1 where a mapping before it became ``kwargs``.
-    """
+    ``first`` is the place that ``args[0]`` had for the user: 1 where a mapping before it became ``kwargs``."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -44,8 +43,7 @@ AnyBatch = Batch | Sequence[Any] | Mapping[str, Any]
 
 def batch_of(given: AnyBatch) -> Batch:
     """Make a :class:`Batch`: a mapping becomes inputs by keyword, a tuple or list positional inputs. Raises InputError
-    for a tensor, which would be taken apart into its rows, and for what is neither.
-    """
+    for a tensor, which would be taken apart into its rows, and for what is neither."""
     if isinstance(given, Batch):
         return given
     if isinstance(given, Mapping):
@@ -82,11 +80,9 @@ class Parameters:
         return cls(frozenset(p.name for p in named), needed, any(p.kind == p.VAR_KEYWORD for p in found))
 
     def is_call(self, given: Mapping[Any, Any]) -> bool:
-        """Return whether a mapping is meant as keywords of ``forward``, not as one input: it names what is needed.
-
-        It is also meant so with a name too many: the call reports that one. But where ``forward`` takes one input only,
-        a mapping of several is that input.
-        """
+        """Return whether a mapping is meant as keywords of ``forward``, not as one input: it names what is needed. It
+        is also meant so with a name too many: the call reports that one. But where ``forward`` takes one input only, a
+        mapping of several is that input."""
         if not given or not all(isinstance(key, str) for key in given) or not self.needed <= given.keys():
             return False
         if not self.names:
@@ -96,10 +92,8 @@ class Parameters:
 
 
 def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
-    """Make a batch for a model: a mapping alone, or alone before the target, becomes keywords where it is meant so.
-
-    So a step can be called as ``step(batch)`` with a mapping, and ``({"input_ids": ...}, labels)`` is a batch.
-    """
+    """Make a batch for a model: a mapping alone, or alone before the target, becomes keywords where it is meant so. So
+    a step can be called as ``step(batch)`` with a mapping, and ``({"input_ids": ...}, labels)`` is a batch."""
     batch = batch_of(given)
     if batch.kwargs or not batch.args or not isinstance(batch.args[0], Mapping):
         return batch
@@ -114,8 +108,7 @@ def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
 @dataclass(frozen=True)
 class Forward:
     """Signature of a model's call, kept without the model; None where anything may be given: a ``forward`` that is not
-    written in Python has no signature, and hooks may give other arguments.
-    """
+    written in Python has no signature, and hooks may give other arguments."""
 
     model: str
     signature: inspect.Signature | None
@@ -129,8 +122,7 @@ class Forward:
 
     def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse a call that the model's ``forward`` cannot take, by an InputError that names the argument that is
-        missing or too many, and what ``forward`` takes.
-        """
+        missing or too many, and what ``forward`` takes."""
         if self.signature is None:
             return
         try:

@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 class CudaGraphs:
     """Compiler of one step that turns its compiled forward graph and its compiled backward graph into CUDA graphs.
-    Where a graph cannot be recorded, the log says why, and it runs as compiled.
-    """
+    Where a graph cannot be recorded, the log says why, and it runs as compiled."""
 
     def __init__(self, compile_forward: Compiler, compile_backward: Compiler) -> None:
         self._compile_forward, self._compile_backward = compile_forward, compile_backward

@@ -69,8 +69,7 @@ class KeptDraws(CustomGraphPass):
 
 def keep_draws(graph: fx.Graph) -> None:
     """Mark the random draws of a joint graph, so that no partition of it draws them again; those of the user's
-    checkpoints are left to them, since PyTorch puts the generator back for those.
-    """
+    checkpoints are left to them, since PyTorch puts the generator back for those."""
     for node in list(graph.nodes):
         if not is_random(node) or node.meta.get(_RECOMPUTE) in _BY_USER:
             continue
@@ -99,9 +98,7 @@ _choose_saved_values = partitioners.choose_saved_values_set
 
 def _saved_tensors(joint_graph: fx.Graph, node_info: Any, memory_budget: float = 1) -> list[fx.Node]:
     """PyTorch's choice of the tensors saved for the backward pass, with a node's results in place of the node itself.
-
-    PyTorch chooses nodes of several results, which cannot be saved, where nothing else is costly to compute.
-    """
+    PyTorch chooses nodes of several results, which cannot be saved, where nothing else is costly to compute."""
     found: dict[fx.Node, None] = {}
     for node in _choose_saved_values(joint_graph, node_info, memory_budget):
         results = [kept for result in _results(node) for kept in result.users] if is_random(node) else []

@@ -36,8 +36,7 @@ _OTHERS = tuple(
 
 def load_factory(spec: str) -> Callable[[], Any]:
     """Import the function that ``MODULE:FUNCTION`` names; modules of the current directory are found. Raises InputError
-    if there is no such module or function, or the module's own code fails.
-    """
+    if there is no such module or function, or the module's own code fails."""
     module_name, _, function_name = spec.partition(":")
     if not module_name or not function_name:
         raise InputError(FIELD, spec, "is not MODULE:FUNCTION", _REMEDY)
@@ -62,34 +61,31 @@ def load_factory(spec: str) -> Callable[[], Any]:
 
 def call_factory(spec: str, device: torch.device) -> tuple[Any, Any, Any]:
     """Make the model, the batch and the loss (None where the factory gives none) on the given device. Raises InputError
-    if the factory cannot be used, or fails.
-    """
+    if the factory cannot be used, or fails."""
     factory = load_factory(spec)
     with device, users_code(spec, entirely=True):
         made = factory()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise InputError(
-            FIELD, type(made).__name__, f"{spec} returned no tuple of two or three", "Return (model, batch, loss)."
-        )
+        remedy = "Return (model, batch, loss)."
+        raise InputError(FIELD, type(made).__name__, f"{spec} returned no tuple of two or three", remedy)
     return made if len(made) == 3 else (*made, None)
 
 
-def device_named(name: str) -> torch.device:
-    """Return the device of that name; raises InputError if there is no such device, or it is not present."""
+def device_named(name: str, flag: str = "--device") -> torch.device:
+    """Return the device that a flag names; raises InputError if there is no such device, or it is not present."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise InputError("--device", name, f"cannot be used here: {reason}", "Use a device that is present.") from None
+        raise InputError(flag, name, f"cannot be used here: {reason}", "Use a device that is present.") from None
     return device
 
 
 @contextlib.contextmanager
 def users_code(spec: str, *, entirely: bool = False) -> Iterator[None]:
     """Turn an error of the user's code within the block into an InputError that names exception and place. Errors of
-    other code pass, unless nothing but the user's code, and what it calls, runs here (``entirely``).
-    """
+    other code pass, unless nothing but the user's code, and what it calls, runs here (``entirely``)."""
     try:
         yield
     except LoadmasterError:

@@ -69,6 +69,11 @@ def host_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def cores() -> int:
+    """Number of the host's processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _gbps(copy: Callable[[], object]) -> float:
     copy()
     return PROBE_BYTES / statistics.median(event_ms(copy) for _ in range(PROBES)) / 1e6

@@ -12,12 +12,6 @@ import torch
 from torch import Tensor
 
 
-def memory_order(tensor: Tensor) -> list[int]:
-    """Dimensions of a tensor from the slowest to the fastest, without those of one element."""
-    varying = [d for d in range(tensor.dim()) if tensor.shape[d] != 1]
-    return sorted(varying, key=tensor.stride, reverse=True)
-
-
 def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill the tensor's memory without gaps or overlaps."""
     return tensor.numel() == 0 or fills(tensor.shape, tensor.stride())
@@ -53,14 +47,13 @@ def ordered_strides(shape: Sequence[int], like: Tensor) -> tuple[int, ...]:
 
 
 def row_major_steps(tensor: Tensor) -> list[tuple[int, int]]:
-    """Memory order of the elements, in row-major numbers: (size, step) from the slowest dimension on.
-
-    The i-th element in memory, i written in the mixed radix of the sizes, is number ``sum(digit * step)`` in
-    row-major order. Neighbouring dimensions that continue one another are merged; a row-major tensor has one pair.
-    """
+    """Memory order of the elements, in row-major numbers: (size, step) from the slowest dimension on. The i-th element
+    in memory, i written in the mixed radix of the sizes, is number ``sum(digit * step)`` in row-major order.
+    Neighbouring dimensions that continue one another are merged; a row-major tensor has one pair."""
     row_major = torch.empty(tensor.shape, device="meta").stride()
     pairs: list[tuple[int, int]] = []
-    for d in memory_order(tensor):
+    varying = [d for d in range(tensor.dim()) if tensor.shape[d] != 1]
+    for d in sorted(varying, key=tensor.stride, reverse=True):
         size, step = int(tensor.shape[d]), int(row_major[d])
         if pairs and pairs[-1][1] == size * step:
             pairs[-1] = (pairs[-1][0] * size, step)

@@ -16,7 +16,7 @@ from torch import nn
 
 from loadmaster.errors import CancelledError, LoadmasterError
 from loadmaster.executor.steps.batch import AnyBatch
-from loadmaster.executor.steps.factory import call_factory, device_named, report
+from loadmaster.executor.steps.factory import call_factory, device_named, report, users_code
 from loadmaster.executor.steps.step import Loss
 from loadmaster.models.files import expect_writable, write_text
 from loadmaster.models.kinds import Problem, write_problem
@@ -58,10 +58,13 @@ class MadeStep:
     precision: AbstractContextManager[Any]
 
 
-def make_step(arguments: argparse.Namespace) -> MadeStep:
-    """Call the factory that the arguments name; raises InputError if it or the device cannot be used."""
+def make_step(arguments: argparse.Namespace, made_on: str | None = None) -> MadeStep:
+    """Call the factory that the arguments name, on the device to train on unless another one is given; raises
+    InputError if it or a device cannot be used."""
     device = device_named(arguments.device)
-    model, batch, loss = call_factory(arguments.factory, device)
+    model, batch, loss = call_factory(
+        arguments.factory, device if made_on is None else device_named(made_on, "--made-on")
+    )
     precision: AbstractContextManager[Any] = contextlib.nullcontext()
     if arguments.autocast is not None:
         precision = torch.autocast(device.type, PRECISIONS[arguments.autocast])
@@ -84,16 +87,31 @@ def write_captured(arguments: argparse.Namespace, captured: Callable[[], Problem
     sys.stderr.write(f"{summarize(problem)}\n")
 
 
-def finish(
-    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None], argv: Sequence[str] | None
-) -> int:
-    """Run a command and return its exit status, with Loadmaster's errors reported on stderr."""
-    arguments = parser.parse_args(argv)
-    try:
-        run(arguments)
-    except LoadmasterError as error:
-        return report(error, verbose=arguments.verbose)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return CancelledError.exit_status
-    return 0
+def write_step(arguments: argparse.Namespace, capture: Callable[[MadeStep], Problem]) -> None:
+    """Make a step as the arguments say, capture it in its precision, and write the problem: :func:`write_captured`."""
+
+    def captured() -> Problem:
+        made = make_step(arguments)
+        with made.precision, users_code(arguments.factory):
+            return capture(made)
+
+    write_captured(arguments, captured)
+
+
+def command(
+    parser: Callable[[], argparse.ArgumentParser], run: Callable[[argparse.Namespace], None]
+) -> Callable[[Sequence[str] | None], int]:
+    """Make the main function of a command, which returns its exit status, and reports Loadmaster's errors on stderr."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        arguments = parser().parse_args(argv)
+        try:
+            run(arguments)
+        except LoadmasterError as error:
+            return report(error, verbose=arguments.verbose)
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
+            return CancelledError.exit_status
+        return 0
+
+    return main

@@ -52,8 +52,7 @@ class HostPool:
 
     def take(self, size_bytes: int) -> torch.Tensor:
         """Lend a block, uint8 [size_bytes], uninitialized, which returns to the pool by itself when nobody holds it any
-        more. Raises InputError if so much host memory cannot be had.
-        """
+        more. Raises InputError if so much host memory cannot be had."""
         if size_bytes == 0:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         with self._lock:

@@ -101,8 +101,7 @@ def _source(node: fx.Node) -> str | None:
 
 class CallPlaces:
     """Tracker of the place that calls the present operator, while :meth:`followed` is on; ``otherwise`` is the place of
-    operators that no module calls.
-    """
+    operators that no module calls."""
 
     def __init__(self, step: Step) -> None:
         self._paths: dict[nn.Module, str] = {step: "loss"}
@@ -126,10 +125,7 @@ class CallPlaces:
             if module in self._paths and self._running:
                 self._running.pop()
 
-        handles = [
-            register_module_forward_pre_hook(begins),
-            register_module_forward_hook(ends, always_call=True),
-        ]
+        handles = [register_module_forward_pre_hook(begins), register_module_forward_hook(ends, always_call=True)]
         try:
             yield
         finally:

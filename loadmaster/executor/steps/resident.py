@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.optimizers import held_optimizers
 from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
 from loadmaster.executor.torch_private.autograd import storage_key
 
@@ -23,21 +24,28 @@ def gradient_bytes(model: nn.Module) -> int:
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the optimizer's state, present or as its first step will make it."""
-    states = optimizer_states(optimizer)
-    if optimizer.state:
-        return _storage_bytes(t for held in states.values() for t in held)
-    return sum(t.numel() * t.element_size() for held in states.values() for t in held)
+    all_states = [t for held in optimizer_states(optimizer).values() for t in held]
+    to_come = sum(t.numel() * t.element_size() for t in all_states if t.is_meta)
+    return to_come + _storage_bytes(t for t in all_states if not t.is_meta)
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[torch.Tensor]]:
     """State tensors of every parameter: as they are, or, before the first step, as that step would make them.
 
-    State that does not exist yet is on device meta, without memory. For an optimizer that a trainer has wrapped
-    (accelerate, Lightning), the state is that of its ``optimizer``. For one that cannot step on meta, the result is
-    empty, and the log says so.
+    State that does not exist yet is on device meta, without memory. A wrapper has the state of the optimizers inside,
+    and what it keeps itself by now. For an optimizer that cannot step on meta, the result is empty, and the log says
+    so.
     """
+    if held := held_optimizers(optimizer):
+        found: dict[torch.Tensor, list[torch.Tensor]] = {}
+        inside = [optimizer_states(one) for one in held]
+        own = [] if any(optimizer.state is one.state for one in held) else [_present_states(optimizer)]
+        for states in (*inside, *own):
+            for p, of in states.items():
+                found.setdefault(p, []).extend(of)
+        return found
     if optimizer.state:
-        return {p: list(tensors(list(state.values()))) for p, state in optimizer.state.items()}
+        return _present_states(optimizer)
     twins: dict[torch.Tensor, torch.Tensor] = {}
     groups = []
     for g in optimizer.param_groups:
@@ -51,12 +59,14 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, lis
         twin = type(optimizer)(groups)  # type: ignore[call-arg]
         twin.step()
     except Exception as error:  # noqa: BLE001 - the optimizer's own
-        if isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            return optimizer_states(inner)
         what = type(optimizer).__name__
         logger.warning("the state that %s will have is not counted; once it has stepped it is: %s", what, error)
         return {}
     return {p: list(tensors(list(twin.state[of].values()))) for p, of in twins.items()}
+
+
+def _present_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[torch.Tensor]]:
+    return {p: list(tensors(list(state.values()))) for p, state in optimizer.state.items()}
 
 
 def own_bytes(model: nn.Module, batch: AnyBatch) -> int:
@@ -66,8 +76,7 @@ def own_bytes(model: nn.Module, batch: AnyBatch) -> int:
 
 def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
     """Bytes that the CUDA allocator holds on the device, without gradients, but with workspaces that libraries keep per
-    thread, and whatever else the process holds.
-    """
+    thread, and whatever else the process holds."""
     probe = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
     torch.cuda.synchronize(device)

@@ -66,8 +66,7 @@ def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[An
 class TorchSettings:
     """Settings that decide how PyTorch compiles a graph; those that this PyTorch has and that can be sent. ``autocast``
     is by kind of device; ``device`` is the current CUDA device, if there is one; loops are written for as many
-    ``threads``.
-    """
+    ``threads``."""
 
     autocast: Mapping[str, tuple[bool, torch.dtype]]
     autocast_cache: bool

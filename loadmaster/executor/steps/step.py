@@ -20,8 +20,7 @@ Loss = Callable[..., torch.Tensor]
 @dataclass(frozen=True)
 class Calls:
     """Rules of calling a step, kept without its model: what its ``forward`` ``takes`` by keyword, the signature of its
-    call, and whether a function of its own computes the loss from the model's output.
-    """
+    call, and whether a function of its own computes the loss from the model's output."""
 
     takes: Parameters
     forward: Forward

@@ -144,11 +144,9 @@ class StepGraph:
 
     @classmethod
     def split(cls, module: fx.GraphModule, forward_output_count: int) -> StepGraph:
-        """Make a step graph of AOTAutograd's joint graph, whose first outputs belong to the forward pass.
-
-        It ends with copies into the buffers that the forward pass updates. Here what they copy is returned instead,
-        before all else; the forward graph that is emitted ends with them again.
-        """
+        """Make a step graph of AOTAutograd's joint graph, whose first outputs belong to the forward pass. It ends with
+        copies into the buffers that the forward pass updates. Here what they copy is returned instead, before all else;
+        the forward graph that is emitted ends with them again."""
         copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         written, values = tuple(n.args[0] for n in copies), tuple(n.args[1] for n in copies)
         for node in copies:
@@ -173,8 +171,7 @@ class StepGraph:
     @cached_property
     def outcome(self) -> tuple[Any, ...]:
         """Loss, and what the model keeps from the step, without new values of buffers that are written to, and without
-        inputs handed back as they are (``self.calls += 1``).
-        """
+        inputs handed back as they are (``self.calls += 1``)."""
         values = self.forward_outputs[len(self.mutated) :]
         return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
 

@@ -59,8 +59,7 @@ class Span:
 @dataclass(frozen=True)
 class Timeline:
     """Spans of one measured step, in the order in which they started, from 0 on, and allocated bytes (``memory``), each
-    from a moment (us) on, resident ones included.
-    """
+    from a moment (us) on, resident ones included."""
 
     device: str
     spans: tuple[Span, ...]
@@ -168,8 +167,7 @@ def _levels(changes: Iterable[tuple[int, int]], first_ns: int, resident_bytes: i
 
 def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
     """Record every allocation and release of one step, with the Python lines they come from, as the result of
-    ``torch.cuda.memory._snapshot()``; pickle it. Raises InputError if the device is not a CUDA device.
-    """
+    ``torch.cuda.memory._snapshot()``; pickle it. Raises InputError if the device is not a CUDA device."""
     expect_history(device)
     torch.cuda.synchronize(device)
     record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)

@@ -18,8 +18,13 @@ from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.drawn_once import compile_drawing_once
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
-from loadmaster.executor.steps.one_graph.dynamo_changes import TRACED_OTHERWISE, trace_sequential_checkpoints
-from loadmaster.executor.steps.one_graph.dynamo_graph import detach_kept, lay_out_masks, refusing_gradients
+from loadmaster.executor.steps.one_graph.dynamo_changes import (
+    TRACED_OTHERWISE,
+    detach_kept,
+    lay_out_masks,
+    refusing_gradients,
+    trace_sequential_checkpoints,
+)
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
 from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from loadmaster.executor.steps.step import Loss, Step
@@ -202,8 +207,7 @@ def _own_call() -> Callable[..., torch.Tensor]:
 
 def expect_static_shapes(graph: fx.Graph) -> None:
     """Refuse a graph in which the bytes of a tensor depend on the data, which no plan can count, by an InputError that
-    names the operator and the user's line.
-    """
+    names the operator and the user's line."""
     for node in graph.nodes:
         for tensor in tensors(node.meta.get("val")):
             if tensor.layout is not torch.strided:

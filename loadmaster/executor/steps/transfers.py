@@ -74,8 +74,7 @@ def _wait(copies: dict[int, _Copy], target: Tensor, device: torch.device) -> Non
 
 def forget_copies() -> None:
     """Free what passes that raised hold for copies that nobody waits for any more. A pass that another thread runs at
-    the time loses only the overlap of its copies: its stream waits before they are forgotten.
-    """
+    the time loses only the overlap of its copies: its stream waits before they are forgotten."""
     for copies in (_sends, _fetches):
         for address, copy in list(copies.items()):
             copy.compute.wait_event(copy.over)

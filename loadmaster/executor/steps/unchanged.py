@@ -31,16 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
+def unchanged(step: Step, batch: AnyBatch, *, writes_parameters: bool = True) -> Iterator[list[torch.Tensor]]:
     """Run steps inside the block without changing the model; gives the gradients that are set aside meanwhile.
 
     After the block, parameters, buffers and inputs have their values and objects again, other tensors of modules are
     the same objects, gradients are back, and the random generators of the CPU and of the step's device have their old
-    state. Copies are held in host memory, so that the device's peak is the step's own. Hooks on parameters and inputs
-    do not run: they may step an optimizer.
+    state. Copies are held in host memory, so that the device's peak is the step's own; of parameters only if the steps
+    write them. Hooks on parameters and inputs do not run: they may step an optimizer.
     """
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
-    copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
+    written = [t for t in held if writes_parameters or not isinstance(t, nn.Parameter)]
+    copies = [(t, t.detach().to("cpu", copy=True)) for t in written]
     registered = [(m, dict(buffers_of(m)), attributes(m)) for m in step.modules()]
     gradients = [(t, t.requires_grad, t.grad) for t in held if t.is_leaf]
     device = device_of(step, batch)
@@ -90,8 +91,7 @@ def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
     """Call the model once, changing only what it makes then; return whether that succeeded. Among ranks nothing is
-    called: the other ranks would have to call it, too.
-    """
+    called: the other ranks would have to call it, too."""
     if is_among_ranks():
         return False
     step = Step(own_module(model), loss)

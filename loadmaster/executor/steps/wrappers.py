@@ -32,8 +32,7 @@ _SHARD_THE_STEP = (
 class WrapperBytes:
     """Bytes that a wrapper adds to one rank's memory, beyond the step's own parameters and gradients: through the whole
     step (negative where sharding the optimizer's state saves more than it costs), more only until the forward pass is
-    over, and more once the backward pass is over.
-    """
+    over, and more once the backward pass is over."""
 
     step_bytes: int = 0
     forward_bytes: int = 0
@@ -79,8 +78,7 @@ def is_among_ranks() -> bool:
 
 def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     """Return the model if it is wrapped in DistributedDataParallel; else None. Raises InputError if the wrapper casts
-    parameters itself, inside the graph.
-    """
+    parameters itself, inside the graph."""
     if not isinstance(model, nn.parallel.DistributedDataParallel):
         return None
     if model.mixed_precision is not None:
@@ -91,8 +89,7 @@ def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 def own_module(model: nn.Module) -> nn.Module:
     """Return the user's own module, without a DistributedDataParallel around the whole of it. Raises an InputError that
-    names module and remedy if a wrapper or a hook acts inside the step, where no plan can follow it.
-    """
+    names module and remedy if a wrapper or a hook acts inside the step, where no plan can follow it."""
     ddp = ddp_of(model)
     own = model if ddp is None else cast(nn.Module, ddp.module)
     for name, module in own.named_modules():

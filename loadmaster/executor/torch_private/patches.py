@@ -85,13 +85,13 @@ REPLACED = (
     ),
     Replaced(
         "torch._inductor.async_compile.AsyncCompile._wait_futures",
-        "memory.run.inductor_changes",
+        "memory.run.backends",
         "Inductor waits for the kernels of one graph before it lowers the next.",
         optional=True,
     ),
     Replaced(
         "torch._inductor.codegen.wrapper.EfficientPeakEstimate.__init__",
-        "memory.run.inductor_changes",
+        "memory.run.backends",
         "Inductor knows the sizes of buffers, and reuses them, only where it reorders a graph.",
     ),
     Replaced(

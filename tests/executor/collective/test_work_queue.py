@@ -46,11 +46,8 @@ def test_what_goes_wrong_is_raised_by_every_way_to_wait_and_the_next_job_runs(qu
     assert x[0] == 1
 
 
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-
 class TestOnGpu:
-    pytestmark = needs_gpu
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize("wait", ["wait", "synchronize", "block_current_stream", "future", "settle"])
     @pytest.mark.parametrize("later", [True, False])

@@ -109,6 +109,6 @@ def grown(batch, times):
     ],
 )
 def test_models_of_libraries_at_batches_larger_than_their_lengths(name, times):
-    models = imported("benchmarks.zoo.models", needs=name.partition("/")[0])
+    models = imported("benchmarks.zoo.entries", needs=name.partition("/")[0])
     model, batch, loss = models.entry(name).build()
     assert refused(model, grown(batch, times), loss) == {}

@@ -12,10 +12,7 @@ from tests.executor.costs.deadly_operators import asserting, deadly, fine
 from tests.executor.costs.fake_calls import call, t
 from tests.executor.costs.test_made_up_models import Everything, Pooled
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def works() -> bool:

@@ -77,7 +77,7 @@ def test_a_model_without_values_is_captured_as_with_them() -> None:
     assert without.name == capture(with_values, values, loss, axes=AXES, name="one").name
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_model_without_values_is_captured_for_a_gpu_with_little_memory() -> None:
     def layers(device: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         with torch.device(device):

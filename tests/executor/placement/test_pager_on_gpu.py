@@ -15,10 +15,7 @@ from loadmaster.executor.placement.pager.copies import CudaCopies
 from loadmaster.executor.placement.pager.memory import PagedMemory
 from tests.executor.placement.paged_models import Case, peak_bytes, train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 planner = partial(loadmaster.plan, time_limit_s=2.0, progress=False)
 CASES = {
     "adamw": Case(device="cuda"),

@@ -106,7 +106,6 @@ def test_every_graph_of_a_planned_step_is_seen(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_steps_that_launch_directly_train_as_plain_pytorch():
     with torch.device("cuda"):
         model, batch, loss = mlp_case()

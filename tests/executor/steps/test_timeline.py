@@ -83,7 +83,6 @@ def test_snapshots_are_recorded_on_cuda_alone():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_snapshot_holds_the_steps_events():
     device = torch.device("cuda")
     snapshot = record_snapshot(lambda: torch.ones(1 << 20, device=device) + 1, device)

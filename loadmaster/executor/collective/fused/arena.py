@@ -75,8 +75,7 @@ class Arena:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, capacity: Capacity) -> None:
         """Make the arena; every rank of the group does so, with the same capacity. LoadmasterError: the GPUs cannot
-        write to each other's memory, or torch says that they do not.
-        """
+        write to each other's memory, or torch says that they do not."""
         self.device, self.capacity, self._group = device, capacity, group
         self.rank, self.size = group.rank(), group.size()
         self.kernels = Kernels(device)
@@ -111,8 +110,7 @@ class Arena:
 
     def check(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         """Raise PeerError, with message and peer, if a kernel waited in vain; the arena is of no use from then on. It
-        does not wait for kernels to end.
-        """
+        does not wait for kernels to end."""
         if not self._failed[0]:
             return
         _, number, stream, lane, turn, word, operand, expected, seen = (int(w) for w in self._failed)
@@ -144,8 +142,7 @@ class Arena:
 
     def order(self, stream: int) -> None:
         """Let a call on another stream (the current one's handle) wait for those before: calls share the arena. A graph
-        under capture cannot.
-        """
+        under capture cannot."""
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and not torch.cuda.is_current_stream_capturing():
             now.wait_stream(self._last)
@@ -157,15 +154,13 @@ _ARENAS: WeakKeyDictionary[dist.ProcessGroup, Arena] = WeakKeyDictionary()
 
 def arena_of(group: dist.ProcessGroup, device: torch.device, capacity: Capacity | None = None) -> Arena:
     """Return the group's arena, made by the first call; every rank calls it with the same arguments. InputError: the
-    group has an arena of another capacity.
-    """
+    group has an arena of another capacity."""
     arena = _ARENAS.get(group)
     if arena is None:
         arena = _ARENAS[group] = Arena(group, device, capacity or Capacity())
     elif capacity is not None and capacity != arena.capacity:
-        raise InputError(
-            "capacity", capacity, f"differs from {arena.capacity} of this group's arena", "Give the first engine's."
-        )
+        remedy = "Give the first engine's."
+        raise InputError("capacity", capacity, f"differs from {arena.capacity} of this group's arena", remedy)
     return arena
 
 

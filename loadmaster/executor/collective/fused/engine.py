@@ -48,8 +48,7 @@ def tables_of(
     capacity: Capacity,
 ) -> tuple[tuple[int, Table], ...]:
     """Build the launches of a call: for each, its offset into every block, and its table. InputError: a size that does
-    not divide into blocks, that the algorithm is not for, or that the arena cannot hold.
-    """
+    not divide into blocks, that the algorithm is not for, or that the arena cannot hold."""
     blocks = block_count(problem)
     fixed = cut_of(problem, algorithm, 1) is None
     if fixed and size_bytes != algorithm.size_bytes:
@@ -210,11 +209,9 @@ class FusedEngine:
     def run(
         self, algorithm: Algorithm, output: torch.Tensor | None, input: torch.Tensor | None, op: object, size_bytes: int
     ) -> None:
-        """Run an algorithm by kernels; see :meth:`loadmaster.executor.collective.engine.Engine.run`.
-
-        InputError: an operator that is not SUM or AVG; a size that does not divide; tensors of other sizes. PeerError:
-        an earlier call waited for a peer in vain.
-        """
+        """Run an algorithm by kernels; see :meth:`loadmaster.executor.collective.engine.Engine.run`. InputError: an
+        operator that is not SUM or AVG; a size that does not divide; tensors of other sizes. PeerError: an earlier call
+        waited for a peer in vain."""
         arena = self._arena
         assert arena is not None
         arena.check(self.group, self.timeout_s)
@@ -231,12 +228,8 @@ class FusedEngine:
         given_bytes = 0 if input is None else input.nbytes
         taken_bytes = 0 if output is None else output.nbytes
         if given_bytes != input_bytes or taken_bytes != output_bytes:
-            raise InputError(
-                "tensors",
-                [given_bytes, taken_bytes],
-                f"bytes of input and output are not {[input_bytes, output_bytes]}",
-                "Give these.",
-            )
+            problem = f"bytes of input and output are not {[input_bytes, output_bytes]}"
+            raise InputError("tensors", [given_bytes, taken_bytes], problem, "Give these.")
         stream = raw_stream(self._device_index)
         if stream != arena.stream:
             arena.order(stream)
@@ -276,11 +269,9 @@ class FusedEngine:
     def prepared(
         self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
     ) -> PreparedCall:
-        """The launches of a call, made when a size is first seen. They stay as long as the engine does.
-
-        ``region`` is the number of the shared memory that holds the output (of a ReduceScatter, the input). InputError:
-        see :func:`tables_of`; under capture, a size whose program does not fit a launch.
-        """
+        """The launches of a call, made when a size is first seen. They stay as long as the engine does. ``region`` is
+        the number of the shared memory that holds the output (of a ReduceScatter, the input). InputError: see
+        :func:`tables_of`; under capture, a size whose program does not fit a launch."""
         key = (id(algorithm), size_bytes, dtype if self._sums else None, region)
         call = self._calls.get(key)
         if call is None:

@@ -57,8 +57,7 @@ class Launch(ctypes.Structure):
 
 def launch_of(table: Table, rank: int, words: int, /, **fields: int) -> Launch:
     """Make a rank's launch, for all calls of a size; ``words``: address of its words on the device, if they do not fit
-    in it. ``fields``: those of :class:`Launch` that depend on memory, but ``arenas`` and ``shared``.
-    """
+    in it. ``fields``: those of :class:`Launch` that depend on memory, but ``arenas`` and ``shared``."""
     launch = Launch(words=words, rank=rank, lanes=table.lanes, rounds=table.rounds, **fields)
     launch.begins[: len(table.begins[rank])] = table.begins[rank]
     if fits_inline(table, rank):

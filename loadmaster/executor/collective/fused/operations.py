@@ -85,11 +85,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Cut:
-    """Cut of a call's buffers into the chunks of a plan, whatever size it was planned for.
-
-    A buffer is blocks of ``block_bytes``, ``stride_bytes`` apart, each cut into ``parts`` at multiples of 16 bytes;
-    parts behind the end of a small block are empty.
-    """
+    """Cut of a call's buffers into the chunks of a plan, whatever size it was planned for. A buffer is blocks of
+    ``block_bytes``, ``stride_bytes`` apart, each cut into ``parts`` at multiples of 16 bytes; parts behind the end of a
+    small block are empty."""
 
     block_bytes: int
     stride_bytes: int

@@ -33,10 +33,8 @@ def shared_is_input(collective: Collective) -> bool:
 
 def shared_table(collective: Collective, rank_count: int, size_bytes: int, blocks: int, flags_bytes: int) -> Table:
     """Build the table of a call on shared memory, of a collective of ``SHARED``; an AllReduce is in place.
-
     ``size_bytes`` is that of the largest buffer of a rank; but for an AllReduce, a multiple of the number of ranks.
-    There are at most ``blocks`` blocks; each takes 16 of the ``flags_bytes`` for each peer it works with.
-    """
+    There are at most ``blocks`` blocks; each takes 16 of the ``flags_bytes`` for each peer it works with."""
     ranks = range(rank_count)
     exchanges = collective == "alltoall"
     cut = Cut(size_bytes, size_bytes, rank_count) if collective == "allreduce" else None

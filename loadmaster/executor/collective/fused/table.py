@@ -131,10 +131,8 @@ def table_of(
     threads: int = 512,
 ) -> Table:
     """Build the table of a collective, for all ranks. It does the same with any number of ``threads`` in a block.
-
     ``widths`` are streams of a rank: of what begins or ends there, and of what passes on. InputError: more ranks,
-    streams or operands than the kernel takes.
-    """
+    streams or operands than the kernel takes."""
     if rank_count > MOST_RANKS:
         raise InputError("ranks", rank_count, f"are more than {MOST_RANKS}", "Use the point-to-point executor.")
     flags = [0] * rank_count
@@ -156,8 +154,7 @@ def encoded(
     notices: Mapping[tuple[int, int], int] = MappingProxyType({}),
 ) -> Table:
     """Encode the streams of all ranks as a table; ``notices``: the flag for each (teller, hearer). What ends at a rank
-    lags by ``lag`` rounds.
-    """
+    lags by ``lag`` rounds."""
     encode = _Encoder(protocol, lanes, lag, notices)
     words, begins = zip(*(encode.rank(of_rank) for of_rank in streams), strict=True)
     sends = [(o, t) for of_rank in streams for stream in of_rank for o in stream for t in o.sends]
@@ -231,13 +228,7 @@ def _with_notices(
 
 
 class _Encoder:
-    def __init__(
-        self,
-        protocol: Protocol,
-        lanes: int,
-        lag: int,
-        notices: Mapping[tuple[int, int], int],
-    ) -> None:
+    def __init__(self, protocol: Protocol, lanes: int, lag: int, notices: Mapping[tuple[int, int], int]) -> None:
         self.packed, self.lanes, self.lag, self.notices = protocol == "packed", lanes, lag, notices
 
     def rank(self, streams: Sequence[Sequence[Operation]]) -> tuple[NDArray[np.int64], tuple[int, ...]]:

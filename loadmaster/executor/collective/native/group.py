@@ -55,17 +55,14 @@ class LaunchEngine(Protocol):
     @property
     def launcher(self) -> FusedLauncher | None:
         """Launcher of the group, the same for all its engines. None: the engine cannot launch here."""
-        ...
 
     def empty(self, size_bytes: int) -> tuple[torch.Tensor, int] | None:
         """Make memory that all ranks share, with its number. None: ranks share none."""
-        ...
 
     def prepared(
         self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
     ) -> PreparedCall:
         """The launches of a call; see :meth:`loadmaster.executor.collective.fused.engine.FusedEngine.prepared`."""
-        ...
 
 
 _LOG = logging.getLogger(__name__)
@@ -77,11 +74,9 @@ _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", f"-DTORCH_EXTENSI
 
 
 def extension(group: dist.ProcessGroup) -> ModuleType | None:
-    """Load the compiled backend on every rank of a group, or nowhere. Every rank calls it.
-
-    One rank of each host compiles, if nothing is kept; the others take what it kept. None where a rank has no compiler
-    or the compiler fails; the log says why.
-    """
+    """Load the compiled backend on every rank of a group, or nowhere. Every rank calls it. One rank of each host
+    compiles, if nothing is kept; the others take what it kept. None where a rank has no compiler or the compiler fails;
+    the log says why."""
     places: list[Any] = [None] * group.size()
     dist.all_gather_object(places, _host(), group=group)
     first = places.index(places[group.rank()]) == group.rank()
@@ -146,8 +141,7 @@ def launcher_of(group: PlannedGroup) -> FusedLauncher | None:
 
 class NativeGroup:
     """Holder of a process group whose planned calls run in C++. It is not a process group itself: one that is made in
-    Python holds Python's lock while it waits for the inner one.
-    """
+    Python holds Python's lock while it waits for the inner one."""
 
     def __init__(self, name: str, planned_group: PlannedGroup, launcher: FusedLauncher, module: ModuleType) -> None:
         """Make the group; every rank of the inner group does so, with the same arguments."""
@@ -220,17 +214,8 @@ class NativeGroup:
     def _choose(
         self, collective: Collective, root: int, op: object, tensor: torch.Tensor, size_bytes: int, region: int
     ) -> Decision:
-        call = CollectiveCall(
-            collective,
-            tensor,
-            tensor,
-            size_bytes,
-            [tensor],
-            later=False,
-            op=op,
-            root=None if root < 0 else root,
-            shared=region >= 0,
-        )
+        by = None if root < 0 else root
+        call = CollectiveCall(collective, tensor, tensor, size_bytes, [tensor], False, op, by, shared=region >= 0)
         found = self.planned_group.choose(call)
         if isinstance(found, str):
             return found, False, 0, 0, []

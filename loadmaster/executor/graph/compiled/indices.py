@@ -68,11 +68,9 @@ class Pairing:
 
     @classmethod
     def of(cls, node: Tensor, relation: Tensor, relation_ptr: Tensor, node_count: int, *, is_sorted: bool) -> Pairing:
-        """Pair the edges, which are sorted by relation, without waiting for the device.
-
-        ``node`` and ``relation`` are [edges], of one dtype; ``relation_ptr`` [relations + 1] says where each relation's
-        edges begin; ``is_sorted``, whether these are sorted by node.
-        """
+        """Pair the edges, which are sorted by relation, without waiting for the device. ``node`` and ``relation`` are
+        [edges], of one dtype; ``relation_ptr`` [relations + 1] says where each relation's edges begin; ``is_sorted``,
+        whether these are sorted by node."""
         edges, relations, index = node.numel(), relation_ptr.numel() - 1, node.dtype
         order = None
         is_first = torch.ones(edges, dtype=torch.bool, device=node.device)
@@ -100,11 +98,9 @@ class Pairing:
 
 
 class Indices:
-    """Indices of one graph on one device, each made when first needed and kept. All are int32 where they fit.
-
-    The rows of ``node``, ``source`` and ``target`` are the same. ``result_rows`` are the rows of nodes that are a
-    layer's results; None: all.
-    """
+    """Indices of one graph on one device, each made when first needed and kept. All are int32 where they fit. The rows
+    of ``node``, ``source`` and ``target`` are the same. ``result_rows`` are the rows of nodes that are a layer's
+    results; None: all."""
 
     def __init__(
         self,
@@ -139,8 +135,7 @@ class Indices:
     @classmethod
     def of(cls, graph: Graph) -> Indices:
         """Return the indices of a graph or a block; made once for each, and kept as long as it is. In a block the nodes
-        are those that edges begin at; :attr:`result_rows` are those that edges end at.
-        """
+        are those that edges begin at; :attr:`result_rows` are those that edges end at."""
         if graph not in _of_graphs:
             _of_graphs[graph] = cls._of_block(graph) if isinstance(graph, Block) else cls._of_graph(graph)
         return _of_graphs[graph]
@@ -207,10 +202,8 @@ class Indices:
 
     def learn(self, pairs: Iterable[Space] = (), longest: Iterable[tuple[Space, Space]] = ()) -> None:
         """Find together what the host must know and only the device does; waits for it at most once for each of both.
-
         ``pairs`` are spaces of pairs whose number of rows is wanted; ``longest`` are (over, to): the most rows of
-        ``over`` that one row of ``to`` has.
-        """
+        ``over`` that one row of ``to`` has."""
         begun = {space: self._pairing(space) for space in dict.fromkeys(pairs) if space not in self._pairs}
         if begun:
             lists = torch.stack([one.relation_ptr for one in begun.values()]).tolist()
@@ -239,11 +232,9 @@ class Indices:
         return found
 
     def groups(self, over: Space, to: Space) -> Groups:
-        """The rows of ``over`` that belong to each row of ``to``, as (ptr, order).
-
-        Those of row r are ``order[ptr[r] : ptr[r + 1]]``, ascending; ptr has rows(to) + 1 numbers, order rows(over), or
-        is None where it would be 0, 1, 2, ...
-        """
+        """The rows of ``over`` that belong to each row of ``to``, as (ptr, order). Those of row r are ``order[ptr[r] :
+        ptr[r + 1]]``, ascending; ptr has rows(to) + 1 numbers, order rows(over), or is None where it would be 0, 1, 2,
+        ..."""
         for space in (over, to):
             if space in _END_OF:
                 self._pairs_of(space)  # with which some groups come
@@ -263,8 +254,7 @@ class Indices:
 
     def degree(self, space: Space, dtype: torch.dtype) -> Tensor:
         """Return the number of edges of each row of source, target or target_pair: [rows(space)]. At least 1: no edge
-        sees the degree of a node without edges, and a quotient by 0 would not be a number.
-        """
+        sees the degree of a node without edges, and a quotient by 0 would not be a number."""
         key = ("degree", space, dtype)
         found: Tensor = self._once(key, lambda: self.groups("edge", space)[0].diff().clamp(min=1).to(dtype))
         return found

@@ -43,7 +43,9 @@ class CompiledLayer(nn.Module):
         if launch not in get_args(Launch):
             raise InputError("launch", launch, "is no way to launch kernels", f"Use one of: {get_args(Launch)}.")
         self.program, self.schedule, self.graph, self.launch = program, schedule, graph, launch
-        self._without_gradient = _reaches_outputs(program) - {of for of, _ in program.gradients}
+        read = frozenset(program.outputs).union(*(program.above[n] for n in program.outputs))
+        given = frozenset(n for n in read if program.values[n].op in ("feature", "parameter"))
+        self._without_gradient = given - {of for of, _ in program.gradients}
         trains = bool(program.gradients)
         self._features, self._parameters_of = program.given("feature"), program.given("parameter")
         if "graph" in self._features:
@@ -71,7 +73,10 @@ class CompiledLayer(nn.Module):
                 if not shape:
                     weight.fill_(1.0)
                     continue
-                ends = sum(shape[-2:]) if len(shape) > 1 and _is_matrix(self.program, n) else shape[-1] + 1
+                readers = [self.program.values[r] for r in self.program.readers[n]]
+                # Rows are multiplied by it as by a matrix, rather than number by number.
+                is_matrix = any(reader.op == "linear" and reader.inputs[1] == n for reader in readers)
+                ends = sum(shape[-2:]) if len(shape) > 1 and is_matrix else shape[-1] + 1
                 bound = math.sqrt(6 / ends)
                 weight.uniform_(-bound, bound)
 
@@ -196,15 +201,3 @@ class CompiledLayer(nn.Module):
                 problem = f"has another dtype than {first}, {given[first].dtype}"
                 raise InputError(name, str(given[name].dtype), problem, "Convert one, or use torch.autocast.")
         return given[first].dtype
-
-
-def _is_matrix(program: Program, n: int) -> bool:
-    """Return whether rows are multiplied by a weight as by a matrix, rather than number by number."""
-    readers = [program.values[r] for r in program.readers[n]]
-    return any(reader.op == "linear" and reader.inputs[1] == n for reader in readers)
-
-
-def _reaches_outputs(program: Program) -> frozenset[int]:
-    """Features and parameters that an output depends on."""
-    found = {*program.outputs}.union(*(program.above[n] for n in program.outputs))
-    return frozenset(n for n in found if program.values[n].op in ("feature", "parameter"))

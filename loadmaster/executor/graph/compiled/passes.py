@@ -18,8 +18,7 @@ from loadmaster.models.graph.schedule import Kernel, Schedule
 @dataclass(frozen=True)
 class Pass:
     """Kernels in the order in which they run. ``freed``: of each kernel, the held values that nothing reads after it.
-    ``results``: the values that the pass ends with, each held or a view of what is. All by number.
-    """
+    ``results``: the values that the pass ends with, each held or a view of what is. All by number."""
 
     kernels: tuple[Kernel, ...]
     freed: tuple[tuple[int, ...], ...]
@@ -28,11 +27,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Passes:
-    """Both passes of a program, for some gradients. All values are numbers.
-
-    ``saved`` are the held ones that the forward pass leaves to the backward pass, ascending; ``kept``, all that kernels
-    of the whole schedule store; ``gradients``, (what is given, its gradient) for those asked for.
-    """
+    """Both passes of a program, for some gradients. All values are numbers. ``saved`` are the held ones that the
+    forward pass leaves to the backward pass, ascending; ``kept``, all that kernels of the whole schedule store;
+    ``gradients``, (what is given, its gradient) for those asked for."""
 
     forward: Pass
     backward: Pass
@@ -47,7 +44,8 @@ def passes(program: Program, schedule: Schedule, wanted: Collection[int]) -> Pas
     gradients = tuple((of, gradient) for of, gradient in program.gradients if of in wanted)
     asked = tuple(gradient for _, gradient in gradients)
     used = _used(program, schedule.kernels, kept, (*program.outputs, *asked))
-    kernels = [_only(kernel, used) for kernel in schedule.kernels]
+    stored = [(kernel, tuple(n for n in kernel.stores if n in used)) for kernel in schedule.kernels]
+    kernels = [replace(kernel, stores=stores) if stores else None for kernel, stores in stored]
     forward = [kernel for kernel in kernels[: schedule.forward_count] if kernel is not None]
     backward = [kernel for kernel in kernels[schedule.forward_count :] if kernel is not None]
     made_backward = {n for kernel in backward for n in kernel.stores}
@@ -56,13 +54,8 @@ def passes(program: Program, schedule: Schedule, wanted: Collection[int]) -> Pas
     begin_backward -= made_backward
     always_there = {n for n, value in enumerate(program.values) if value.op in ("gradient", "degree")}
     saved = tuple(sorted(begin_backward - always_there))
-    return Passes(
-        _pass(program, forward, kept, program.outputs, keep=saved),
-        _pass(program, backward, kept, asked),
-        saved,
-        kept,
-        gradients,
-    )
+    both = _pass(program, forward, kept, program.outputs, keep=saved), _pass(program, backward, kept, asked)
+    return Passes(*both, saved, kept, gradients)
 
 
 def _used(program: Program, kernels: Sequence[Kernel], kept: frozenset[int], results: Sequence[int]) -> frozenset[int]:
@@ -74,12 +67,6 @@ def _used(program: Program, kernels: Sequence[Kernel], kept: frozenset[int], res
             if n in found:
                 found |= needs.to_make(n).reads
     return frozenset(found)
-
-
-def _only(kernel: Kernel, used: frozenset[int]) -> Kernel | None:
-    """A kernel that stores no more than is used; None where nothing is."""
-    stores = tuple(n for n in kernel.stores if n in used)
-    return replace(kernel, stores=stores) if stores else None
 
 
 def _pass(

@@ -47,8 +47,7 @@ class Evaluator:
 
     def made(self, n: int, rows: Rows) -> Tensor:
         """A value on these rows, which are of its space or of a finer one: [rows, *shape]. Numbers of 16 bits are
-        widened to float32, except where a value is no more than a view of what is held.
-        """
+        widened to float32, except where a value is no more than a view of what is held."""
         value = self.program.values[n]
         if n in self.held:
             return self.held[n][rows.of(self.indices, self.program.types[n].space).index]
@@ -88,15 +87,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _fold(weight: Tensor, w: Tensor) -> Tensor:
     if weight.dim() == 3 and w.dim() == 3:
-        return torch.bmm(*_same_batch(weight, w))
+        count = max(weight.shape[0], w.shape[0])
+        return torch.bmm(weight.expand(count, -1, -1), w.expand(count, -1, -1))
     if weight.dim() == 4:
         return torch.einsum("nhkm,nhm->nhk", weight, w)
     return torch.einsum("nkm,nm->nk", weight, w)
-
-
-def _same_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    count = max(a.shape[0], b.shape[0])
-    return a.expand(count, -1, -1), b.expand(count, -1, -1)
 
 
 def _pad(value: Value, x: Tensor) -> Tensor:
@@ -233,8 +228,7 @@ class ReferenceRunner:
 
 def _reduced(reduce: str, chunks: Callable[[], Iterator[tuple[Tensor, Tensor]]], count: int) -> Tensor:
     """Rows put together by the row that each belongs to: [count, *shape]; zeros where there are none. ``chunks`` gives
-    the rows again each time: (values [n, *shape], row of each [n]).
-    """
+    the rows again each time: (values [n, *shape], row of each [n])."""
     if reduce in ("sum", "mean"):
         return _summed(chunks, count, reduce == "mean")
     extreme, low = ("amin", math.inf) if reduce == "min" else ("amax", -math.inf)

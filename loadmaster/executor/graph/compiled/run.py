@@ -29,11 +29,9 @@ _told: set[str] = set()
 
 
 class KernelMaker:
-    """Makes the runners of one kernel; what depends on the program alone is made once for all graphs.
-
-    Runners are generated on a GPU where they can be, plain PyTorch elsewhere. ``longest`` is (over, to), if a runner
-    depends on how many rows of ``over`` one row of ``to`` has at the most.
-    """
+    """Makes the runners of one kernel; what depends on the program alone is made once for all graphs. Runners are
+    generated on a GPU where they can be, plain PyTorch elsewhere. ``longest`` is (over, to), if a runner depends on how
+    many rows of ``over`` one row of ``to`` has at the most."""
 
     def __init__(
         self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype, device: torch.device
@@ -66,8 +64,7 @@ def _tell(kernel: Kernel) -> None:
 
 class Makers:
     """The makers of both passes' kernels, for a device and a dtype; made once for all graphs. ``pairs`` are the spaces
-    of pairs that kernels read, store or run over; ``longest`` is that of all makers.
-    """
+    of pairs that kernels read, store or run over; ``longest`` is that of all makers."""
 
     def __init__(self, program: Program, passes: Passes, dtype: torch.dtype, device: torch.device) -> None:
         self.program, self.passes, self.dtype = program, passes, dtype
@@ -106,15 +103,13 @@ class Run:
 
     def forward(self, held: Held) -> tuple[list[Tensor], list[Tensor]]:
         """The program's outputs, and what the backward pass needs (``passes.saved``). ``held``: features and parameters
-        by number, as runners take them (:mod:`.runner`); is emptied.
-        """
+        by number, as runners take them (:mod:`.runner`); is emptied."""
         outputs = self._results(self.passes.forward, self._forward, held, self.program.outputs)
         return outputs, [held[n] for n in self.passes.saved]
 
     def backward(self, held: Held) -> list[Tensor]:
         """The gradients that ``passes`` names, in order, in the rows of what they are gradients of. ``held``: what
-        :meth:`forward` saved, and the gradients of the outputs, by number; is emptied.
-        """
+        :meth:`forward` saved, and the gradients of the outputs, by number; is emptied."""
         return self._results(self.passes.backward, self._backward, held, [of for of, _ in self.passes.gradients])
 
     def _results(self, which: Pass, runners: Sequence[KernelRunner], held: Held, like: Sequence[int]) -> list[Tensor]:

@@ -31,7 +31,6 @@ class KernelRunner(Protocol):
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
         """Run the kernel on what it reads (:func:`reads`); return what it stores, in order."""
-        ...
 
 
 def reads(program: Program, kernel: Kernel, kept: Collection[int]) -> tuple[int, ...]:
@@ -44,11 +43,9 @@ def reads(program: Program, kernel: Kernel, kept: Collection[int]) -> tuple[int,
 
 
 def stored_dtype(program: Program, n: int, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a value that a kernel stores, where features and weights are of ``dtype``.
-
-    In 16-bit layers float32 is kept for what the backward pass compares with (max, min), for the logarithm of sums, of
-    which an exponential is taken, and for sums of rows into weights, where the terms are many.
-    """
+    """Return the dtype of a value that a kernel stores, where features and weights are of ``dtype``. In 16-bit layers
+    float32 is kept for what the backward pass compares with (max, min), for the logarithm of sums, of which an
+    exponential is taken, and for sums of rows into weights, where the terms are many."""
     if dtype.itemsize > 2:
         return dtype
     value = program.values[n]

@@ -40,8 +40,7 @@ def gather_kernel() -> Any:
 
 def by_kernel(table: Tensor, index: Tensor) -> Tensor:
     """Rows read in place by a kernel: [n, ...] on the CUDA device of ``index``, int32 or int64 [n], contiguous.
-    ``table`` [rows, ...] is in host memory that the device reads, each row contiguous.
-    """
+    ``table`` [rows, ...] is in host memory that the device reads, each row contiguous."""
     result = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, device=index.device)
     gather_kernel().gather(table, index, result)
     return result
@@ -49,8 +48,7 @@ def by_kernel(table: Tensor, index: Tensor) -> Tensor:
 
 def by_processor(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
     """Rows gathered by the processor into pinned memory, then copied: [n, ...] on a device. ``index`` is int32 or int64
-    [n] on the host, of rows that the table has.
-    """
+    [n] on the host, of rows that the table has."""
     rows = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, pin_memory=device.type == "cuda")
     torch.index_select(table, 0, torch.where(index < 0, index + table.shape[0], index), out=rows)
     return rows.to(device, non_blocking=True)
@@ -72,7 +70,9 @@ def differing_rows(table: Tensor, device: torch.device, gather: Callable[[Tensor
     """Return how many of some rows, spread over a table, arrive on a device other than they are."""
     count = min(_CANARIES, table.shape[0])
     index = torch.linspace(0, table.shape[0] - 1, count, dtype=torch.float64).long()
-    there, here = (_bits(t) for t in (gather(table, index.to(device)).cpu(), table[index]))
+    there, here = (  # bytes of rows: a NaN does not equal itself
+        t.contiguous().view(count, -1).view(torch.uint8) for t in (gather(table, index.to(device)).cpu(), table[index])
+    )
     return int((there != here).any(1).sum())
 
 
@@ -129,8 +129,3 @@ def _seconds(way: Callable[[], Tensor], device: torch.device) -> float:
     way()
     torch.cuda.synchronize(device)
     return time.perf_counter() - start_s
-
-
-def _bits(rows: Tensor) -> Tensor:
-    """Bytes of rows, as uint8 [rows, bytes]: a NaN does not equal itself."""
-    return rows.contiguous().view(rows.shape[0], -1).view(torch.uint8)

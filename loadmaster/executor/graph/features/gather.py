@@ -42,10 +42,6 @@ def _gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
     return by_kernel(table, index.contiguous())
 
 
-def _fake_gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
-    return table.new_empty((index.shape[0], *table.shape[1:]), device=index.device)
-
-
 def _gather_hot_rows(
     table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
 ) -> Tensor:
@@ -74,39 +70,28 @@ def _gather_hot_rows(
     return result
 
 
-def _fake_gather_hot_rows(
-    table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
-) -> Tensor:
-    return rows.new_empty((index.shape[0], *table.shape[1:]))
-
-
 gather_rows = operator(
-    "gather_rows(Tensor table, Tensor index, bool in_place=True) -> Tensor", _gather_rows, _fake_gather_rows
+    "gather_rows(Tensor table, Tensor index, bool in_place=True) -> Tensor",
+    _gather_rows,
+    lambda table, index, in_place=True: table.new_empty((index.shape[0], *table.shape[1:]), device=index.device),
 )
 gather_hot_rows = operator(
     "gather_hot_rows(Tensor table, Tensor rows, Tensor slots, Tensor(a!) counts, Tensor index, bool in_place=True)"
     " -> Tensor",
     _gather_hot_rows,
-    _fake_gather_hot_rows,
+    lambda table, rows, slots, counts, index, in_place=True: rows.new_empty((index.shape[0], *table.shape[1:])),
 )
 
 
 def expect_gather(table: Tensor, index: Tensor) -> None:
     """Refuse an index that does not name rows, and a table without rows to gather."""
     if index.dtype not in INDEX_DTYPES or index.dim() != 1:
-        raise InputError(
-            "index",
-            f"{index.dtype} {list(index.shape)}",
-            "does not name rows",
-            "Give one dimension of int64 or int32.",
-        )
+        remedy = "Give one dimension of int64 or int32."
+        raise InputError("index", f"{index.dtype} {list(index.shape)}", "does not name rows", remedy)
     if table.dim() < 1 or not rows_are_contiguous(table):
-        raise InputError(
-            "table",
-            f"shape {list(table.shape)}, strides {list(table.stride())}",
-            "has no rows that lie in one piece",
-            "Give a table whose dimensions behind the first are contiguous.",
-        )
+        problem = "has no rows that lie in one piece"
+        remedy = "Give a table whose dimensions behind the first are contiguous."
+        raise InputError("table", f"shape {list(table.shape)}, strides {list(table.stride())}", problem, remedy)
 
 
 def rows_are_contiguous(table: Tensor) -> bool:
@@ -127,12 +112,8 @@ def expect_in_range(index: Tensor, rows: int) -> None:
         return
     least, most = (int(i) for i in torch.stack(torch.aminmax(index)).tolist())
     if least < -rows or most >= rows:
-        raise InputError(
-            "index",
-            f"{least} to {most}",
-            f"names rows that a table of {rows} rows does not have",
-            "Give rows of the table; ids of a part of the graph must be turned into those of the whole first.",
-        )
+        remedy = "Give rows of the table; ids of a part of the graph must be turned into those of the whole first."
+        raise InputError("index", f"{least} to {most}", f"names rows that a table of {rows} rows does not have", remedy)
 
 
 def expect_nodes(name: str, nodes: Tensor, node_count: int) -> None:
@@ -143,9 +124,5 @@ def expect_nodes(name: str, nodes: Tensor, node_count: int) -> None:
         return
     least, most = (int(i) for i in torch.stack(torch.aminmax(nodes)).tolist())
     if least < 0 or most >= node_count:
-        raise InputError(
-            name,
-            f"{least} to {most}",
-            f"names nodes that a graph of {node_count} nodes does not have",
-            f"Give ids from 0 to {node_count - 1}.",
-        )
+        problem = f"names nodes that a graph of {node_count} nodes does not have"
+        raise InputError(name, f"{least} to {most}", problem, f"Give ids from 0 to {node_count - 1}.")

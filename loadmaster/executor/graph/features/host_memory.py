@@ -44,8 +44,7 @@ _DEVICE_POINTER = 3
 
 def managed(size_bytes: int, device: torch.device) -> tuple[int, str]:
     """Allocate whole pages of host memory for a device to read: (address, ""), or (0, why there is none). Pages come to
-    be where the host first writes.
-    """
+    be where the host first writes."""
     torch.cuda.synchronize(device)  # the device's context is there and current from here on
     pages_bytes = ctypes.c_size_t(-(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
     address, ordinal, can = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_int()
@@ -100,8 +99,7 @@ def _driver() -> Any:
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A contiguous host tensor that a device reads in place, of any contents; an ordinary one where the device is the
-    host. It begins with a page. InputError: so much host memory cannot be had or locked.
-    """
+    host. It begins with a page. InputError: so much host memory cannot be had or locked."""
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cuda" or not size_bytes:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
@@ -119,8 +117,7 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
     """The bytes of a non-empty file, mapped for reading: uint8 [bytes], which nobody may write to. Also why a CUDA
-    device cannot read them there; "" where it can.
-    """
+    device cannot read them there; "" where it can."""
     contents = np.memmap(path, np.uint8, mode="r")
     address, size_bytes = int(contents.ctypes.data), int(contents.size)
     failure = ""
@@ -134,12 +131,9 @@ def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
 def expect_readable(table: Tensor, device: torch.device) -> None:
     """Refuse host memory that a device cannot read in place."""
     if device.type == "cuda" and table.numel() and not is_mapped(table.data_ptr()):
-        raise InputError(
-            "table",
-            f"{tuple(table.shape)} on {table.device}",
-            f"lies in ordinary memory, which {device} cannot read",
-            "Make it with unified(tensor), or with pin_memory=True.",
-        )
+        problem = f"lies in ordinary memory, which {device} cannot read"
+        remedy = "Make it with unified(tensor), or with pin_memory=True."
+        raise InputError("table", f"{tuple(table.shape)} on {table.device}", problem, remedy)
 
 
 def _locked(size_bytes: int, device: torch.device) -> Tensor:
@@ -191,9 +185,5 @@ def _take_last_error(device: torch.device) -> None:
 
 
 def _no_memory(size_bytes: int, reason: str) -> InputError:
-    return InputError(
-        "host memory",
-        f"{size_bytes} bytes",
-        f"cannot be had: {reason}",
-        "Take fewer rows or a smaller dtype, or let the process lock more memory (ulimit -l).",
-    )
+    remedy = "Take fewer rows or a smaller dtype, or let the process lock more memory (ulimit -l)."
+    return InputError("host memory", f"{size_bytes} bytes", f"cannot be had: {reason}", remedy)

@@ -32,8 +32,7 @@ SLOT_BYTES = 4  # of the map from a row to its place on the GPU, for each row of
 
 def out_degrees(source: Tensor, node_count: int) -> Tensor:
     """Number of edges that leave each node: int64 [node_count] on the host. ``source``, int [edges], is the node that
-    each edge leaves. InputError: the graph lacks one of them.
-    """
+    each edge leaves. InputError: the graph lacks one of them."""
     expect_nodes("source", source, node_count)
     return torch.bincount(source.cpu(), minlength=node_count)
 
@@ -83,9 +82,8 @@ def reverse_pagerank(
     if not tolerance >= _LEAST_TOLERANCE:
         raise InputError("tolerance", tolerance, "is less than rounding leaves", f"Take {_LEAST_TOLERANCE} or more.")
     if source.shape != destination.shape:
-        raise InputError(
-            "destination", list(destination.shape), f"does not fit {list(source.shape)} sources", "Give both per edge."
-        )
+        remedy = "Give both per edge."
+        raise InputError("destination", list(destination.shape), f"does not fit {list(source.shape)} sources", remedy)
     for name, nodes in (("source", source), ("destination", destination)):
         expect_nodes(name, nodes, node_count)
     source, destination = source.cpu().long(), destination.cpu().long()
@@ -110,8 +108,7 @@ def reverse_pagerank(
 
 def hottest(scores: Tensor, rows: int) -> Tensor:
     """The ``rows`` rows with the highest ``scores`` [nodes], hottest first, the earlier of equal ones: int64 on the
-    host. All nodes if there are fewer. InputError: a negative number of rows.
-    """
+    host. All nodes if there are fewer. InputError: a negative number of rows."""
     if rows < 0:
         raise InputError("rows", rows, "is less than none", "Give a number of rows; rows_within() says how many fit.")
     return torch.argsort(scores.cpu(), descending=True, stable=True)[:rows]
@@ -149,9 +146,8 @@ class HotRows:
         if not table.dim() or not rows_are_contiguous(table.cpu_view):
             raise InputError("table", list(table.shape), "has no rows in one piece", "Give a contiguous table.")
         if hot.dtype not in INDEX_DTYPES or hot.dim() != 1:
-            raise InputError(
-                "hot", f"{hot.dtype} {list(hot.shape)}", "does not name rows", "Give one dimension of int64 or int32."
-            )
+            remedy = "Give one dimension of int64 or int32."
+            raise InputError("hot", f"{hot.dtype} {list(hot.shape)}", "does not name rows", remedy)
         hot = hot.cpu().long()
         expect_nodes("hot", hot, table.shape[0])
         if hot.numel() and int(torch.bincount(hot).max()) > 1:

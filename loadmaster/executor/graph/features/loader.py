@@ -90,9 +90,8 @@ class FeatureLoader:
             if value < 1:
                 raise InputError(name, value, "is less than one", "Give at least 1.")
         if seeds.dim() != 1 or seeds.dtype not in INDEX_DTYPES:
-            raise InputError(
-                "seeds", f"{seeds.dtype} {list(seeds.shape)}", "does not name nodes", "Give int64 or int32 [seeds]."
-            )
+            remedy = "Give int64 or int32 [seeds]."
+            raise InputError("seeds", f"{seeds.dtype} {list(seeds.shape)}", "does not name nodes", remedy)
         of_nodes = None if isinstance(features, Mapping) else features.shape[0]
         _expect_rows("features", of_nodes, node_count)
         of_labels = None if labels is None else labels.shape[0]
@@ -129,7 +128,9 @@ class FeatureLoader:
                 del batch
         finally:
             worker.shutdown(wait=True, cancel_futures=True)
-            self._wait_for_lanes()
+            # The trainer's stream, whose memory the seeds are, waits for batches that nobody took.
+            for lane in self._lanes or ():
+                torch.cuda.current_stream(lane.device).wait_stream(lane)
 
     def _seed_batches(self) -> Iterator[Tensor]:
         order = self.seeds
@@ -165,9 +166,8 @@ class FeatureLoader:
             return Batch(seeds, nodes, blocks, self.features[_one(nodes)], labels)
         if not isinstance(nodes, Mapping) or not set(nodes) <= set(self.features):
             found = sorted(nodes) if isinstance(nodes, Mapping) else type(nodes).__name__
-            raise InputError(
-                "sample", found, f"gives no nodes of {sorted(self.features)}", "Return nodes by type, as the features."
-            )
+            remedy = "Return nodes by type, as the features."
+            raise InputError("sample", found, f"gives no nodes of {sorted(self.features)}", remedy)
         return Batch(seeds, nodes, blocks, {kind: self.features[kind][index] for kind, index in nodes.items()}, labels)
 
     def _now(self) -> torch.cuda.Event | None:
@@ -176,11 +176,6 @@ class FeatureLoader:
             return None
         now: torch.cuda.Event = torch.cuda.current_stream(self._lanes[0].device).record_event()
         return now
-
-    def _wait_for_lanes(self) -> None:
-        """Let the trainer's stream, whose memory the seeds are, wait for batches that nobody took."""
-        for lane in self._lanes or ():
-            torch.cuda.current_stream(lane.device).wait_stream(lane)
 
     def _hand_over(self, batch: Batch, made: torch.cuda.Event | None) -> None:
         """Let the trainer's stream wait for a batch, and its memory for that stream."""
@@ -198,9 +193,8 @@ def _on_gpu(tree: Any) -> list[Tensor]:
 
 def _one(nodes: Nodes) -> Tensor:
     if isinstance(nodes, Mapping):
-        raise InputError(
-            "sample", sorted(nodes), "gives nodes by type, the features have no types", "Give features so."
-        )
+        remedy = "Give features so."
+        raise InputError("sample", sorted(nodes), "gives nodes by type, the features have no types", remedy)
     return nodes
 
 
@@ -216,6 +210,5 @@ def _lanes(sources: list[Any]) -> tuple[torch.cuda.Stream, torch.cuda.Stream] | 
 
 def _expect_rows(name: str, rows: int | None, node_count: int | None) -> None:
     if rows is not None and node_count is not None and rows != node_count:
-        raise InputError(
-            name, f"{rows} rows", f"does not have one row for each of {node_count} nodes", "Give a row for each node."
-        )
+        remedy = "Give a row for each node."
+        raise InputError(name, f"{rows} rows", f"does not have one row for each of {node_count} nodes", remedy)

@@ -57,8 +57,7 @@ def unified_empty(
     debug: bool = False,
 ) -> UnifiedTensor:
     """A unified tensor without contents, to be filled part by part: no second copy of a large table is needed.
-    ``affinity``, ``device``, ``debug`` and errors are as for :func:`unified`.
-    """
+    ``affinity``, ``device``, ``debug`` and errors are as for :func:`unified`."""
     reader = _reader(affinity, device)
     return _made(host_empty(shape, dtype, reader), affinity, reader, debug)
 
@@ -94,12 +93,9 @@ def unified_file(
         raise InputError("shape", shape, "is not in the file, nor its dtype", "Give shape and dtype.")
     needed_bytes, has_bytes = math.prod(shape) * dtype.itemsize, path.stat().st_size - begin_bytes
     if needed_bytes != has_bytes or not needed_bytes:
-        raise InputError(
-            "path",
-            f"{path}: {has_bytes} bytes of elements",
-            f"does not hold {list(shape)} of {dtype}, which are {needed_bytes} bytes",
-            "Give the shape and dtype that the file was written with.",
-        )
+        problem = f"does not hold {list(shape)} of {dtype}, which are {needed_bytes} bytes"
+        remedy = "Give the shape and dtype that the file was written with."
+        raise InputError("path", f"{path}: {has_bytes} bytes of elements", problem, remedy)
     contents, failure = mapped_file(path, reader)
     table = contents[begin_bytes:].view(dtype).view(tuple(shape))
     if failure:
@@ -128,9 +124,8 @@ def _reader(affinity: str, device: torch.device | str | None) -> torch.device:
         return found
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found.type != "cuda" or (found.index or 0) >= count:
-        raise InputError(
-            "device", str(device), f"cannot read host memory here: there are {count} CUDA devices", 'Say "cpu".'
-        )
+        remedy = 'Say "cpu".'
+        raise InputError("device", str(device), f"cannot read host memory here: there are {count} CUDA devices", remedy)
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
@@ -142,13 +137,11 @@ def _numpy_layout(
         array = np.load(path, mmap_mode="r")
         found = torch.from_numpy(np.empty(0, array.dtype)).dtype
     except (ValueError, TypeError, OSError) as error:
-        raise InputError(
-            "path", str(path), f"cannot be mapped: {error}", "Save a numeric array: numpy.save(path, array)."
-        ) from error
+        remedy = "Save a numeric array: numpy.save(path, array)."
+        raise InputError("path", str(path), f"cannot be mapped: {error}", remedy) from error
     if not array.flags.c_contiguous:
-        raise InputError(
-            "path", str(path), "has its columns in one piece, not its rows", "Save numpy.ascontiguousarray(array)."
-        )
+        remedy = "Save numpy.ascontiguousarray(array)."
+        raise InputError("path", str(path), "has its columns in one piece, not its rows", remedy)
     for name, given, is_there in (
         ("shape", None if shape is None else tuple(shape), array.shape),
         ("dtype", dtype, found),

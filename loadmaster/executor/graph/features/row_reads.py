@@ -32,8 +32,7 @@ OPERATORS = frozenset({_aten.index.Tensor, _aten.index_select.default, _aten.emb
 
 def row_read(func: Any, args: Sequence[Any]) -> RowRead | None:
     """The rows that one of :data:`OPERATORS` reads, or None where it does not read rows. ``args`` are its positional
-    arguments; the table is an ordinary host tensor.
-    """
+    arguments; the table is an ordinary host tensor."""
     if func is _aten.index.Tensor:
         return _by_indices(args[0], args[1])
     if func is _aten.gather.default:

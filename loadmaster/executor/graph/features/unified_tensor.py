@@ -57,12 +57,9 @@ def placement(affinities: Sequence[Affinity], cuda_tensors: int, cpu_tensors: in
     """
     affinity: Affinity = "gpu" if "gpu" in affinities else "host"
     if cuda_tensors and cpu_tensors:
-        raise InputError(
-            "operands",
-            f"{cuda_tensors} CUDA tensors, {cpu_tensors} CPU tensors",
-            "have no device that reads them all, unified tensors or not",
-            "Bring the CPU tensors to the GPU, or make them unified.",
-        )
+        problem = "have no device that reads them all, unified tensors or not"
+        remedy = "Bring the CPU tensors to the GPU, or make them unified."
+        raise InputError("operands", f"{cuda_tensors} CUDA tensors, {cpu_tensors} CPU tensors", problem, remedy)
     if cuda_tensors or (affinity == "gpu" and not cpu_tensors):
         return Placement("gpu", affinity)
     return Placement("host", affinity)
@@ -123,8 +120,7 @@ class UnifiedTensor(Tensor):
 
     def rows(self, index: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """Rows of the tensor for the GPU: on the device of the index, or the result device if that is the host.
-        ``index`` is int32 or int64, of any shape; ``shape`` is the result's, if not that of the index and a row.
-        """
+        ``index`` is int32 or int64, of any shape; ``shape`` is the result's, if not that of the index and a row."""
         where = index.device if index.is_cuda else self.result_device
         flat = index.to(where).reshape(-1)
         if self.debug:
@@ -200,12 +196,9 @@ def _tried_as(host: Tensor) -> tuple[int, bool]:
 
 def no_gradient(tensor: Tensor) -> InputError:
     """The error for features that should have a gradient."""
-    return InputError(
-        "requires_grad",
-        f"True, shape {list(tensor.shape)}",
-        "cannot be had for features in host memory",
-        "Keep a table that is trained in nn.Embedding; take tensor.detach() where it is not.",
-    )
+    problem = "cannot be had for features in host memory"
+    remedy = "Keep a table that is trained in nn.Embedding; take tensor.detach() where it is not."
+    return InputError("requires_grad", f"True, shape {list(tensor.shape)}", problem, remedy)
 
 
 def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -240,7 +233,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _same(func(*_host(args), **_host(kwargs)), tables)
     if kwargs.get("device") is not None:
         return func(*_host(args), **_host(kwargs))
-    place = _place(tables, plain, returns=len(schema.returns), tensors=_returns_tensors(schema))
+    returns = schema.returns
+    place = _place(tables, plain, returns=len(returns), tensors=any("Tensor" in str(r.type) for r in returns))
     if place.computes_on == "host":
         made = func(*_host(args), **_host(kwargs))
         return pytree.tree_map(
@@ -259,10 +253,6 @@ def _place(tables: Sequence[UnifiedTensor], plain: Sequence[Tensor], *, returns:
     return placement([t.affinity for t in tables], cuda, sum(t.dim() > 0 and not t.is_cuda for t in plain))
 
 
-def _returns_tensors(schema: Any) -> bool:
-    return any("Tensor" in str(r.type) for r in schema.returns)
-
-
 def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     found: list[Tensor] = []
     for position, argument in enumerate(schema.arguments):
@@ -275,12 +265,9 @@ def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[T
 def _expect_writable(written: Sequence[Tensor]) -> None:
     for tensor in written:
         if isinstance(tensor, UnifiedTensor) and not tensor.writable:
-            raise InputError(
-                "tensor",
-                f"shape {list(tensor.shape)}",
-                "lies in a file that was opened for reading, and cannot be written to",
-                "Copy it into memory first: unified(tensor.cpu_view).",
-            )
+            problem = "lies in a file that was opened for reading, and cannot be written to"
+            remedy = "Copy it into memory first: unified(tensor.cpu_view)."
+            raise InputError("tensor", f"shape {list(tensor.shape)}", problem, remedy)
 
 
 def _unified(value: Any, like: UnifiedTensor, affinity: Affinity) -> Any:

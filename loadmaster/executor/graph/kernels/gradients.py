@@ -156,10 +156,6 @@ def _spmm_backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple
     return (*_operand_gradients(ctx, flow, winner, left, right, matrix), *(None,) * NOT_DIFFERENTIABLE)
 
 
-def _keep_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _keep(ctx, inputs, None)
-
-
 def _sddmm_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     left, right, _, matrix = _kept(ctx)
     flow = (gradient.contiguous(), Side("e", "outer" if ctx.work.reduce == "inner" else "full"))
@@ -167,4 +163,4 @@ def _sddmm_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 spmm_op.register_autograd(_spmm_backward, setup_context=_keep_spmm)
-sddmm_op.register_autograd(_sddmm_backward, setup_context=_keep_sddmm)
+sddmm_op.register_autograd(_sddmm_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, None))

@@ -110,11 +110,9 @@ def sddmm_op(
     reverse_counts: Sequence[int],
     work: str,
 ) -> Tensor:
-    """Message of every edge id: [edges, outer * inner] (``each``), or its sum over ``inner``: [edges, outer].
-
-    Arguments are those of :func:`spmm_op`. The matrix, by rows and reversed, is needed for gradients of operands at v
-    and at u; wide rows are also visited in the order of ``edge``.
-    """
+    """Message of every edge id: [edges, outer * inner] (``each``), or its sum over ``inner``: [edges, outer]. Arguments
+    are those of :func:`spmm_op`. The matrix, by rows and reversed, is needed for gradients of operands at v and at u;
+    wide rows are also visited in the order of ``edge``."""
     decoded = decode(work)
     if not has_kernels(left.device):
         return sddmm_plain(left, right, winner, source, destination, decoded)

@@ -46,12 +46,7 @@ def edge_messages(
 
 
 def sddmm_plain(
-    left: Tensor,
-    right: Tensor | None,
-    winner: Tensor | None,
-    source: Tensor,
-    destination: Tensor,
-    work: Work,
+    left: Tensor, right: Tensor | None, winner: Tensor | None, source: Tensor, destination: Tensor, work: Work
 ) -> Tensor:
     """Compute g-SDDMM chunk by chunk: :func:`loadmaster.executor.graph.kernels.operators.sddmm_op`."""
     _, reduce, outer, inner = work

@@ -107,8 +107,7 @@ def sddmm_triton(
     work: Work,
 ) -> None:
     """Fill ``result`` as :func:`loadmaster.executor.graph.kernels.operators.sddmm_op` says, with edges taken in the
-    order ``visit``; None: as they are numbered.
-    """
+    order ``visit``; None: as they are numbered."""
     message, reduce, outer, inner = work
     count = source.numel()
     if result.numel() == 0:

@@ -35,8 +35,7 @@ def edge_softmax_op(
     counts: Sequence[int],
 ) -> Tensor:
     """Softmax over each row's edges, exp(score) over the row's sum of exp(score): [edges, numbers] as ``scores``. The
-    other arguments are those of :func:`loadmaster.executor.graph.kernels.operators.spmm_op`.
-    """
+    other arguments are those of :func:`loadmaster.executor.graph.kernels.operators.spmm_op`."""
     matrix = _matrix((ptr, neighbour, edge, order), source, destination, counts)
     numbers = scores.shape[1]
     total, _ = spmm(scores, None, matrix, Message("copy", EDGE, None), "logsumexp", 1, numbers)

@@ -25,8 +25,7 @@ RARE = 16
 
 class Schedule(NamedTuple):
     """Sorts of the rows of one matrix, how many of each, and the order in which kernels take them. ``order`` is packed
-    as the module says, of the ids' dtype; empty where rows are taken as they come.
-    """
+    as the module says, of the ids' dtype; empty where rows are taken as they come."""
 
     order: Tensor
     tiny: int

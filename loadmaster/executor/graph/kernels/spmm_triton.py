@@ -293,48 +293,31 @@ def spmm_triton(
         "KIND": kind,
         "BLOCK": block,
     }
-    wide = result.numel() > NARROW_LIMIT
     taken = order if order.numel() else None
     arrays = (left, right, winner, ptr, neighbour, edge, taken)
     heavy = 2 if picks or reduce == "logsumexp" or exact == torch.float64 else 1
+
+    def launch(count: int, tile: Tile, order_at: int, into: tuple[Tensor, Tensor], *, chunks: bool) -> None:
+        _spmm[(triton.cdiv(count, tile.rows), columns)](
+            *(*arrays, *into, count, order_at, last_edge),
+            **fixed,
+            CHUNKS=chunks,
+            WIDE=into[0].numel() > NARROW_LIMIT,
+            ROWS=tile.rows,
+            SLOTS=tile.slots,
+            num_warps=tile.warps,
+        )
+
     at = 0
     for count, tile in ((tiny, TINY), (small, SMALL), (large, LARGE)):
         if count:
-            shape = fit(tile, block * heavy)
-            _spmm[(triton.cdiv(count, shape.rows), columns)](
-                *arrays,
-                result,
-                result_edge,
-                count,
-                at,
-                last_edge,
-                **fixed,
-                CHUNKS=False,
-                WIDE=wide,
-                ROWS=shape.rows,
-                SLOTS=shape.slots,
-                num_warps=shape.warps,
-            )
+            launch(count, fit(tile, block * heavy), at, (result, result_edge), chunks=False)
         at += count
     if split:
         partial = torch.empty((chunks, numbers), dtype=exact, device=ptr.device)
         partial_edge = torch.empty((chunks, numbers) if picks else (0,), dtype=neighbour.dtype, device=ptr.device)
         shape = fit(LARGE, block * heavy)
-        wide_chunks = partial.numel() > NARROW_LIMIT
-        _spmm[(chunks, columns)](
-            *arrays,
-            partial,
-            partial_edge,
-            chunks,
-            at + 2 * split + 1,
-            last_edge,
-            **fixed,
-            CHUNKS=True,
-            WIDE=wide_chunks,
-            ROWS=1,
-            SLOTS=shape.slots,
-            num_warps=shape.warps,
-        )
+        launch(chunks, shape, at + 2 * split + 1, (partial, partial_edge), chunks=True)
         _join_chunks[(split, columns)](
             partial,
             partial_edge,
@@ -347,7 +330,7 @@ def spmm_triton(
             last_edge,
             NUMBERS=numbers,
             REDUCE=REDUCES[reduce],
-            WIDE=wide or wide_chunks,
+            WIDE=max(result.numel(), partial.numel()) > NARROW_LIMIT,
             KIND=kind,
             SLOTS=shape.slots,
             BLOCK=block,

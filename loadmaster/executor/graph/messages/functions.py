@@ -31,10 +31,8 @@ class BuiltinMessage:
 @dataclass(frozen=True)
 class BuiltinReduce:
     """The reduction of the messages ``message`` of each node to its field ``out``; zero for a node without messages.
-
     ``max`` and ``min`` send their gradient to the edge with the lowest id among those that have the value; ``prod``
-    takes the messages in chunks and is not fused.
-    """
+    takes the messages in chunks and is not fused."""
 
     operator: ReduceOperator
     message: str

@@ -15,6 +15,7 @@ from loadmaster.executor.graph.messages import passing
 from loadmaster.executor.graph.messages.functions import BuiltinReduce
 from loadmaster.executor.graph.messages.passing import Apply, CrossReduce, Message, Reduce
 from loadmaster.executor.graph.messages.user_functions import EdgeBatch, NodeBatch, checked
+from loadmaster.executor.graph.structure.adjacency import positions_of
 from loadmaster.executor.graph.structure.frames import Frame, RelationEnds
 from loadmaster.executor.graph.structure.schema import RelationKey, Schema, expect_within, id_tensor
 
@@ -88,7 +89,8 @@ class PassesMessages(ABC):
         """Send messages along the edges from these sources; update their destinations, others keep what they have."""
         ends = self.relation_ends(relation)
         ids = _ids("nodes", nodes, ends.source, "node")
-        self._along(ends, passing.edges_from(ends, ids), message, reduce, apply)
+        csr = ends.adjacency.csr()
+        self._along(ends, csr.edge_ids()[positions_of(csr, ids)[0]].long(), message, reduce, apply)
 
     def send_and_recv(
         self,

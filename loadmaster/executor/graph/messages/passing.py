@@ -16,13 +16,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.graph.kernels.spmm_messages import Target
 from loadmaster.executor.graph.messages.functions import BuiltinMessage, BuiltinReduce
 from loadmaster.executor.graph.messages.sparse import Operand, sddmm, spmm
-from loadmaster.executor.graph.messages.user_functions import (
-    Columns,
-    EdgeBatch,
-    NodeBatch,
-    checked,
-    reduce_by_user,
-)
+from loadmaster.executor.graph.messages.user_functions import Columns, EdgeBatch, NodeBatch, checked, reduce_by_user
 from loadmaster.executor.graph.structure.adjacency import Adjacency, positions_of
 from loadmaster.executor.graph.structure.frames import Frame, RelationEnds
 
@@ -49,8 +43,7 @@ def edge_values(ends: RelationEnds, message: Message) -> dict[str, Tensor]:
 
 def reduced(ends: RelationEnds, message: Message, reduce: Reduce, apply: Apply | None = None) -> dict[str, Tensor]:
     """Results of a pass at every destination, by name; ``apply`` sees the reductions in ``nodes.data``. InputError: a
-    field is missing or does not fit the rows, or a function returns what does not fit them.
-    """
+    field is missing or does not fit the rows, or a function returns what does not fit them."""
     if isinstance(reduce, BuiltinReduce):
         result = {reduce.out: _reduced_by_builtin(ends, message, reduce)}
     else:
@@ -113,12 +106,6 @@ def only_into(ends: RelationEnds, nodes: Tensor) -> RelationEnds:
     destination = ids.repeat_interleave(counts, output_size=positions.numel())
     some = Adjacency(csc.neighbour[positions], destination, ends.adjacency.source_count, nodes.numel())
     return RelationEnds(some, ends.source, ends.destination.selected(nodes.long()), ends.edge.selected(edges))
-
-
-def edges_from(ends: RelationEnds, nodes: Tensor) -> Tensor:
-    """Ids of the edges from these sources."""
-    csr = ends.adjacency.csr()
-    return csr.edge_ids()[positions_of(csr, nodes)[0]].long()
 
 
 def renumbered_destinations(ends: RelationEnds) -> tuple[RelationEnds, Tensor]:

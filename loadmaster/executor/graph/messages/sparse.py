@@ -51,10 +51,8 @@ class Joined(NamedTuple):
 
 def join_shapes(left: Shape, right: Shape, dot: bool, expand_first: int) -> Joined:
     """Choose how rows of these shapes are joined, as DGL joins them: broadcast from the last dimension on.
-
     ``expand_first`` is the operand, 0 or 1, to write out where two dimensions do not say how both are repeated.
-    InputError: they do not broadcast; for ``dot``, there is no last dimension, or not the same one.
-    """
+    InputError: they do not broadcast; for ``dot``, there is no last dimension, or not the same one."""
     if dot and (not left or not right or left[-1] != right[-1]):
         raise InputError("message", (left, right), "have no last dimension in common", "Give rows of equal length.")
     rank = max(len(left), len(right))
@@ -112,11 +110,9 @@ def rows_of(value: Tensor, expanded: Shape | None) -> Tensor:
 def spmm(
     adjacency: Adjacency, operator: MessageOperator, left: Operand, right: Operand | None, reduce: ReduceOperator
 ) -> Tensor:
-    """Reduce the messages of every destination's edges: [destinations, ...]; zero where there are none.
-
-    Operands are [rows of their place, ...], their rows broadcast; ``copy`` takes the left alone. InputError: rows do
-    not match the graph, numbers are not floating-point, or shapes do not broadcast.
-    """
+    """Reduce the messages of every destination's edges: [destinations, ...]; zero where there are none. Operands are
+    [rows of their place, ...], their rows broadcast; ``copy`` takes the left alone. InputError: rows do not match the
+    graph, numbers are not floating-point, or shapes do not broadcast."""
     _expect(adjacency, left, right)
     if operator == "dot":
         return spmm(adjacency, "copy", ("e", sddmm(adjacency, "dot", left, right)), None, reduce)
@@ -188,11 +184,9 @@ def _expect_rows(adjacency: Adjacency, operand: Operand) -> None:
 def product(
     adjacency: Adjacency, left: Tensor, right: Tensor | None, message: Message, outer: int, inner: int
 ) -> Tensor:
-    """Product of each destination's messages: [destinations, outer * inner]; zero where there are none.
-
-    Messages of a chunk of edges are made again when gradients flow, and gradients are right at zeros too. A row longer
-    than a chunk is a chunk of its own. Waits for the device.
-    """
+    """Product of each destination's messages: [destinations, outer * inner]; zero where there are none. Messages of a
+    chunk of edges are made again when gradients flow, and gradients are right at zeros too. A row longer than a chunk
+    is a chunk of its own. Waits for the device."""
     dtype = result_dtype(left, right)
     csc = adjacency.csc()
     ptr = csc.ptr.long()

@@ -62,11 +62,9 @@ class EdgeBatch:
 
 @dataclass(eq=False, repr=False)
 class NodeBatch:
-    """Nodes of a pass that have equally many messages.
-
-    ``mailbox`` holds the messages, [nodes, messages, ...] of each name, by the ids of their edges; ``mask`` [nodes,
-    messages] is false where a row is padded; None unless the function is maskable.
-    """
+    """Nodes of a pass that have equally many messages. ``mailbox`` holds the messages, [nodes, messages, ...] of each
+    name, by the ids of their edges; ``mask`` [nodes, messages] is false where a row is padded; None unless the function
+    is maskable."""
 
     _ids: Tensor
     data: Columns
@@ -116,8 +114,7 @@ def reduce_by_user(
     function: Callable[[NodeBatch], Columns], adjacency: Adjacency, messages: Columns, data: Frame
 ) -> dict[str, Tensor]:
     """Reduce every node's messages (of each name, a row for each edge) by a function of the user's; zero for nodes
-    without. InputError: no node has messages, or a result has no row for each node.
-    """
+    without. InputError: no node has messages, or a result has no row for each node."""
     csc = adjacency.csc()
     edge = csc.edge_ids()
     padded = bool(getattr(function, "maskable", False))

@@ -19,8 +19,7 @@ MapTensor = Callable[[Tensor], Tensor]
 
 class Compressed(NamedTuple):
     """Edges by the nodes at one of their ends; those of node i are at positions ptr[i] to ptr[i + 1]. ``neighbour``
-    [edges] is the node at the other end; ``edge`` [edges], the edge's id; None where ids are positions.
-    """
+    [edges] is the node at the other end; ``edge`` [edges], the edge's id; None where ids are positions."""
 
     ptr: Tensor
     neighbour: Tensor
@@ -63,8 +62,7 @@ def positions_of(rows: Compressed, nodes: Tensor) -> tuple[Tensor, Tensor]:
 
 class Adjacency:
     """Edges from ``source_count`` to ``destination_count`` nodes; an edge's id is its place in the two tensors. These
-    are [edges], int32 or int64, on one device.
-    """
+    are [edges], int32 or int64, on one device."""
 
     def __init__(self, source: Tensor, destination: Tensor, source_count: int, destination_count: int) -> None:
         self.source = source

@@ -21,8 +21,7 @@ from loadmaster.executor.graph.structure.schema import RelationKey, Schema
 
 class GraphBatch(Graph):
     """Graphs side by side: within each type and each relation, the first graph's nodes and edges come first.
-    ``node_sizes`` are the nodes of each graph by type of node; ``edge_sizes`` the edges of each by relation.
-    """
+    ``node_sizes`` are the nodes of each graph by type of node; ``edge_sizes`` the edges of each by relation."""
 
     node_sizes: tuple[tuple[int, ...], ...]
     edge_sizes: tuple[tuple[int, ...], ...]
@@ -40,8 +39,7 @@ class GraphBatch(Graph):
 
 def batch(graphs: Sequence[Graph]) -> GraphBatch:
     """Join many graphs to one. Data that all of them have come along. InputError: there are none, one is a block, or
-    their types, relations or devices differ.
-    """
+    their types, relations or devices differ."""
     if not graphs:
         raise InputError("graphs", 0, "are none", "Give at least one graph.")
     first = graphs[0]

@@ -35,8 +35,7 @@ def _package(module: str) -> Any:
 
 def from_pyg(data: Any) -> Graph:
     """Convert a ``torch_geometric.data.Data`` or ``HeteroData``: its nodes, its edges, and all data of both.
-    InputError: the data are neither, or have no edges. MissingExtraError: PyTorch Geometric is not installed.
-    """
+    InputError: the data are neither, or have no edges. MissingExtraError: PyTorch Geometric is not installed."""
     pyg = _package("torch_geometric.data")
     if isinstance(data, pyg.HeteroData):
         edges = {kind: tuple(_edge_index(data[kind])) for kind in data.edge_types}
@@ -75,8 +74,7 @@ def _columns(store: Any, belongs: Any) -> dict[str, Tensor]:
 
 def to_pyg(graph: Graph) -> Any:
     """Convert to a ``torch_geometric.data.Data``, or ``HeteroData`` if there are several types; ids become int64.
-    MissingExtraError: PyTorch Geometric is not installed.
-    """
+    MissingExtraError: PyTorch Geometric is not installed."""
     pyg = _package("torch_geometric.data")
     if graph.schema.one_type and graph.relation_count == 1:
         data = pyg.Data(edge_index=torch.stack(graph.edges()).long(), num_nodes=graph.num_nodes())
@@ -125,8 +123,7 @@ def _field(name: str, attributes: list[dict[str, Any]]) -> Tensor:
 
 def to_networkx(graph: Graph, node_fields: tuple[str, ...] = (), edge_fields: tuple[str, ...] = ()) -> Any:
     """Convert to a ``networkx.MultiDiGraph`` with ids as nodes, and these data as attributes. InputError: the graph has
-    several types. MissingExtraError: networkx is not installed.
-    """
+    several types. MissingExtraError: networkx is not installed."""
     networkx = _package("networkx")
     made = networkx.MultiDiGraph()
     nodes, edges = graph.nodes[None].data, graph.edges[None].data

@@ -118,13 +118,14 @@ class Edges:
 
     _frames: tuple[Frame, ...]
     _index: Callable[[RelationKey | None], int]
-    _ends: Callable[[int], tuple[Tensor, Tensor]]
+    _adjacency: Callable[[int], Adjacency]
 
     def __getitem__(self, relation: RelationKey | None) -> WithData:
         return WithData(self._frames[self._index(relation)])
 
     def __call__(self, relation: RelationKey | None = None) -> tuple[Tensor, Tensor]:
-        return self._ends(self._index(relation))
+        adjacency = self._adjacency(self._index(relation))
+        return adjacency.source, adjacency.destination
 
 
 class ColumnsByType(MutableMapping[str, Mapping[str | Triple, Tensor]]):

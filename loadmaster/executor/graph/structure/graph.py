@@ -177,11 +177,7 @@ class Graph(PassesMessages):
     @property
     def edges(self) -> Edges:
         """Edges by relation: called with one, ends of its edges, by type; ``edges[relation].data``: their data."""
-        return Edges(self._edge_frames, self.schema.relation, self._local_ends)
-
-    def _local_ends(self, relation: int) -> tuple[Tensor, Tensor]:
-        adjacency = self.relation_adjacency(relation)
-        return adjacency.source, adjacency.destination
+        return Edges(self._edge_frames, self.schema.relation, self.relation_adjacency)
 
     @property
     def ndata(self) -> Frame | ColumnsByType:
@@ -262,8 +258,7 @@ class Graph(PassesMessages):
 
     def create_formats_(self) -> Self:
         """Make all formats of each relation, which are else made when first needed; return the graph.
-        ``torch.compile(..., fullgraph=True)`` needs that, as making it waits for the device.
-        """
+        ``torch.compile(..., fullgraph=True)`` needs that, as making it waits for the device."""
         for index in range(self.relation_count):
             self.relation_adjacency(index).matrix(reverse=True)
         return self

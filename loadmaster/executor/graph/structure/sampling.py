@@ -62,9 +62,8 @@ class NeighbourSampler:
         self.generator = generator
         if generator is not None and generator.device.type != graph.device.type:
             remedy = f"Use torch.Generator({str(graph.device)!r})."
-            raise InputError(
-                "generator", str(generator.device), f"is not of the graph's device, {graph.device}", remedy
-            )
+            problem = f"is not of the graph's device, {graph.device}"
+            raise InputError("generator", str(generator.device), problem, remedy)
         self._fanouts = [self._by_relation(i, fanout) for i, fanout in enumerate(fanouts)]
         if not self._fanouts:
             raise InputError("fanouts", list(fanouts), "are of no layer", "Give a number for each layer.")
@@ -232,8 +231,7 @@ def drawn_without_replacement(
 
 class Walks(NamedTuple):
     """Nodes and edges of random walks. A walk that is over has -1 from there on. ``nodes``, [walks, steps + 1], are ids
-    within the types of node; ``edges``, [walks, steps], within the relations of a metapath, else of the graph.
-    """
+    within the types of node; ``edges``, [walks, steps], within the relations of a metapath, else of the graph."""
 
     nodes: Tensor
     edges: Tensor

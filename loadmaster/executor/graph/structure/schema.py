@@ -36,8 +36,7 @@ def id_tensor(field: str, value: Any, device: torch.device | str | None = None) 
 
 def choose_dtype(wanted: torch.dtype | None, largest: int) -> torch.dtype:
     """Dtype of ids up to ``largest``: int32 where they fit, or what is wanted. InputError: int32 is wanted and too
-    small, or what is wanted is neither int32 nor int64.
-    """
+    small, or what is wanted is neither int32 nor int64."""
     if wanted is None:
         return torch.int32 if largest <= INT32_IDS else torch.int64
     if wanted not in ID_DTYPES:
@@ -115,8 +114,7 @@ class Schema:
 
     def relation(self, key: RelationKey | None) -> int:
         """The index of a relation by triple, by number, or by name if one alone has it; None is the only one.
-        InputError: there is none, or several.
-        """
+        InputError: there is none, or several."""
         if key is None and len(self.relations) == 1:
             return 0
         if isinstance(key, int) and 0 <= key < len(self.relations):

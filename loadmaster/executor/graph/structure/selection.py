@@ -69,8 +69,7 @@ def edge_subgraph(graph: Graph, edges: Any | Mapping[RelationKey, Any], keep_nod
 
 def relation_subgraph(graph: Graph, relations: Sequence[RelationKey]) -> Graph:
     """Subgraph of these relations: their edges in the graph's order, and all nodes of the types at their ends.
-    InputError: a key names no relation, or the graph is a block.
-    """
+    InputError: a key names no relation, or the graph is a block."""
     expect_no_block("graph", graph)
     schema = graph.schema
     indices = sorted({schema.relation(key) for key in relations})

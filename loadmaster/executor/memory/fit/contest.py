@@ -45,25 +45,20 @@ class Side(Protocol):
 
     def begin(self) -> None:
         """Begin to work out the next offer, while other sides try theirs."""
-        ...
 
     def is_at_work(self) -> bool:
         """Return whether the next offer would have to be waited for."""
-        ...
 
     def offer(self) -> Offer | None:
         """Return the step to try next; None if there is none."""
-        ...
 
     @property
     def best_step(self) -> AnyStep | None:
         """The fastest step that kept the budget; None where none did."""
-        ...
 
     @property
     def best_us(self) -> float | None:
         """Time of that step."""
-        ...
 
 
 def contest(sides: Sequence[Side]) -> Side | None:

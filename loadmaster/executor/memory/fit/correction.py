@@ -62,7 +62,7 @@ class StepProblems:
         """Time of library kernels and of all others under a schedule, at captured costs: waits and cuts left out."""
         sorts = [Corrected(self.captured.costs, products=1.0, moves=0.0), Corrected(self.captured.costs, 0.0, 1.0)]
         replays = [check(self.captured.problem(c), schedule, _UNLIMITED_BYTES) for c in sorts]
-        return [_busy_us(r) for r in replays]
+        return [r.forward_us + r.recompute_us + r.backward_us for r in replays]
 
     def _costed(self, products: float, moves: float) -> MemoryProblem:
         """The problem with corrected times: made once, for it takes a second on large models."""
@@ -70,10 +70,6 @@ class StepProblems:
             corrected = Corrected(self.captured.costs, products, moves)
             self._problems[products, moves] = self.captured.problem(corrected)
         return self._problems[products, moves]
-
-
-def _busy_us(replayed: MemoryCheck) -> float:
-    return replayed.forward_us + replayed.recompute_us + replayed.backward_us
 
 
 def fallback(correction: Correction, plan: MemoryPlan, made: Sequence[Trial], reserve_bytes: int) -> Correction | None:

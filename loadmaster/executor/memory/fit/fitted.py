@@ -81,11 +81,8 @@ class Fitted:
         return not isinstance(self.step, TunedStep)
 
     def finish(self) -> Fitted:
-        """Try now what is left to try, and return this, as it is then.
-
-        Raises:
-            InputError: precision or mode are other ones than where ``fit`` was called.
-        """
+        """Try now what is left to try, and return this, as it is then. InputError: precision or mode are other ones
+        than where ``fit`` was called."""
         if isinstance(self.step, TunedStep):
             self.step.finish()
         return self
@@ -120,11 +117,7 @@ class Fitted:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to a file: plan, corrected problem and every try; ``loadmaster.load_fit(path)`` reads it
-        back, and ``apply`` takes its plan, ``KnobStep`` its knob.
-
-        Raises:
-            InputError: the path cannot be written.
-        """
+        back, and ``apply`` takes its plan, ``KnobStep`` its knob. InputError: the path cannot be written."""
         self.record.save(path)
 
     def __repr__(self) -> str:
@@ -199,13 +192,7 @@ class Tuning:
     """Tries of all sides under one budget. ``work`` runs in the background, and is closed where nothing is to be tried
     any more; ``conclude`` says what the tries so far come to."""
 
-    def __init__(
-        self,
-        runs: TrialRuns,
-        sides: Sequence[Side],
-        work: contextlib.ExitStack,
-        conclude: Conclude,
-    ) -> None:
+    def __init__(self, runs: TrialRuns, sides: Sequence[Side], work: contextlib.ExitStack, conclude: Conclude) -> None:
         self.runs, self.sides, self.conclude = runs, sides, conclude
         self._work = work
         self.ended: str | None = None

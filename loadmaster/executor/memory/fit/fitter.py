@@ -59,16 +59,15 @@ logger = logging.getLogger(__name__)
 
 KNOB_TRIES = 4
 # The step is not a graph that can be planned, or one that nobody foresaw: what torch.compile makes of it may still run.
-_NO_PLAN = (UntraceableError, RuntimeError, AssertionError, LookupError)
+NO_PLAN = (UntraceableError, RuntimeError, AssertionError, LookupError)
 _SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
 
 
 class Fitter:
-    """A step that is fitted to one budget after another. What trials say of it is kept between them.
-
-    ``on_try`` and ``on_knob`` are called with each measured trial of a plan and of torch.compile's knob; ``options``
-    are as for :func:`~loadmaster.executor.memory.capture.capture`, the other arguments as for :func:`fit`.
-    """
+    """A step that is fitted to one budget after another. What trials say of it is kept between them. ``on_try`` and
+    ``on_knob`` are called with each measured trial of a plan and of torch.compile's knob; ``options`` are as for
+    :func:`~loadmaster.executor.memory.capture.capture`, the other arguments as for
+    :func:`~loadmaster.executor.fitting.fit`."""
 
     def __init__(
         self,
@@ -123,11 +122,8 @@ class Fitter:
 
     def capture(self) -> StepProblems:
         """Capture the step unless that is done, and measure its operators where capturing does not; returns its
-        problems, with what trials taught of them: the latest here, else what the last run left on disk.
-
-        Raises:
-            InputError: as for :func:`~loadmaster.executor.memory.capture.capture`.
-        """
+        problems, with what trials taught of them: the latest here, else what the last run left on disk. InputError: as
+        for :func:`~loadmaster.executor.memory.capture.capture`."""
         runs, problems = self.runs, self._problems
         if problems is None:
             with runs.phases.during(CAPTURING):
@@ -157,7 +153,7 @@ class Fitter:
     ) -> Fitted:
         """The fastest step that keeps the budget, of plans and of torch.compile's own partition.
 
-        The arguments are those of :func:`~loadmaster.executor.memory.fit.fit.fit`. A trial for which the device has too
+        The arguments are those of :func:`~loadmaster.executor.fitting.fit`. A trial for which the device has too
         little memory is one that did not keep the budget. What is still tried while the step of another budget trains
         is given up.
 
@@ -200,7 +196,7 @@ class Fitter:
         try:
             problems = self.capture()
             size_bytes = limit.value(budget_bytes, problems.plain, "budget_bytes")
-        except _NO_PLAN as error:
+        except NO_PLAN as error:
             given = limit.read(budget_bytes, "budget_bytes")
             if isinstance(given, float) or not knob_tries:
                 raise
@@ -275,14 +271,8 @@ class Fitter:
 
     def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
         self.runs.ahead.leave_room(self.runs.device, budget_bytes)
-        return KnobSide(
-            self.runs,
-            budget_bytes,
-            self._kept.probes,
-            most,
-            self.on_knob,
-            self._share(budget_bytes) if most else 1.0,
-        )
+        share = self._share(budget_bytes) if most else 1.0
+        return KnobSide(self.runs, budget_bytes, self._kept.probes, most, self.on_knob, share)
 
     def _share(self, budget_bytes: int) -> float:
         """Place of a budget between resident bytes (0) and the captured step's peak (1); 1 if nothing is captured."""

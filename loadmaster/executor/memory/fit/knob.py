@@ -73,16 +73,7 @@ class KnobTrial(StepTrial):
     @property
     def record(self) -> KnobTryRecord:
         """The trial as it is written to a file."""
-        found = self.measured
-        return KnobTryRecord(
-            budget_bytes=self.budget_bytes,
-            knob=self.knob,
-            used_bytes=self.used_bytes,
-            peak_bytes=found.peak_bytes,
-            step_us=found.step_us,
-            kept=self.kept,
-            ran_out=found.ran_out,
-        )
+        return KnobTryRecord(**self.figures, knob=self.knob, ran_out=self.measured.ran_out)
 
 
 def describe_knob(tried: KnobTrial) -> str:

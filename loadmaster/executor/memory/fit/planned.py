@@ -39,12 +39,12 @@ from loadmaster.executor.memory.fit.trials import (
     State,
     Trial,
     broken,
-    describe,
     infeasible,
 )
 from loadmaster.executor.memory.fit.values import Comparison, Difference
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.timeline import record
+from loadmaster.models.fit_record import describe
 from loadmaster.models.kinds import check_plan
 from loadmaster.models.memory.checker import MemoryCheck
 from loadmaster.models.memory.plan import MemoryPlan
@@ -135,12 +135,9 @@ class PlannedSide:
         return self._asked is not None and self._asked[1].is_pending()
 
     def offer(self) -> Offer | None:
-        """The next plan, as the planner proposes it for the problem as corrected so far.
-
-        Raises:
-            CheckFailedError: the planner gave a plan that breaks its own problem.
-            InputError: the planner gave no plan, or one for another problem or budget.
-        """
+        """The next plan, as the planner proposes it for the problem as corrected so far. CheckFailedError: the planner
+        gave a plan that breaks its own problem. InputError: the planner gave no plan, or one for another problem or
+        budget."""
         while self._lacks_a_plan:
             try:
                 self.state, self._next = self._proposed(self.state)
@@ -202,9 +199,8 @@ class PlannedSide:
 
     def _proposed(self, state: State) -> tuple[State, Proposal | None]:
         """A plan for the problem as corrected so far, with less resident where none exists; None: keep what there is.
-
-        Raises as :meth:`offer`, and a BudgetError or LimitReachedError where no plan was found that keeps the budget.
-        """
+        Raises as :meth:`offer`, and a BudgetError or LimitReachedError where no plan was found that keeps the
+        budget."""
         while True:
             problem, work = self._asked or (self._problem(state), None)
             self._asked = None
@@ -263,7 +259,7 @@ class PlannedSide:
         latest = Trial(state.budget_bytes, used_bytes, measured, state.correction, verdict.peak_bytes, verdict.time_us)
         resident_bytes = latest.beside_bytes - self.runs.reserve_bytes
         self.problems.learned = replace(self.problems.learned, resident_bytes=resident_bytes)
-        logger.info("%s", describe(latest))
+        logger.info("%s", describe(latest.record))
         if self.on_try is not None:
             self.on_try(latest)
         return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))

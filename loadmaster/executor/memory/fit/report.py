@@ -58,7 +58,8 @@ def refusal(error: Exception | None, knob: KnobSide) -> Exception:
         return BudgetError(f"{error} {own}.", error.budget_bytes, error.needed_bytes, error.measured_bytes)
     if own and isinstance(error, InputError):
         # First: reasons are long, and cut at their end.
-        return InputError(error.field, error.value, f"{own}, and there is no plan: {error.problem}", error.remedy)
+        why = f"{own}, and there is no plan: {error.problem}"
+        return type(error)(error.field, error.value, why, error.remedy)
     return error
 
 
@@ -100,10 +101,7 @@ def _plans(planned: PlannedSide | None, why: Exception | None) -> str:
 
 def side_by_side(problem: MemoryProblem, plan: MemoryPlan, timeline: Timeline) -> dict[str, Any]:
     """A trace document with the planned step and the measured one, both from 0 on, for https://ui.perfetto.dev.
-
-    Raises:
-        InputError: the plan is another problem's, or holds no schedule.
-    """
+    InputError: the plan is another problem's, or holds no schedule."""
     title = problem.title or problem.name
     events: list[TraceEvent] = planned_events(title, check_plan(problem, plan), plan.budget_bytes)
     events += _measured(title, timeline)

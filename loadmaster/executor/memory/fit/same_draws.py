@@ -264,52 +264,29 @@ def _between(numbers: Tensor, low: int, high: int) -> Tensor:
     return (numbers.double() * (high - low)).long() + low
 
 
-def _seeds(mode: SameDraws, _func: Any, count: int, device: Any) -> Tensor:
-    return torch.full((count,), mode.seed, device=device)
-
-
-def _seed(mode: SameDraws, _func: Any, device: Any) -> Tensor:
-    return torch.tensor(mode.seed, device=device)
-
-
-def _draw_seed(mode: SameDraws, _func: Any, _reader: Tensor) -> Tensor:
-    return torch.tensor(mode.seed)
-
-
 def _random_of(mode: SameDraws, _func: Any, size: Sequence[int], seed: Tensor, kind: str, **_: Any) -> Tensor:
     draw = mode.normal if kind == "randn" else mode.uniform
     return draw(size, seed.device, int(seed))
 
 
-def _randint_of(mode: SameDraws, _func: Any, low: int, high: int, size: Sequence[int], seed: Tensor) -> Tensor:
-    return _between(mode.uniform(size, seed.device, int(seed)), low, high)
-
-
-def _and_state(operator: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    return torch.get_rng_state(), operator(*args, **kwargs)
-
-
-def _from_state(_state: Tensor, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    return operator(*args, **kwargs)
-
-
-def _in_graph(operator: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
-    return operator(*args, **kwargs)
-
-
 _WITH_STATE: dict[Any, Own] = {
-    rng_prims.run_and_save_rng_state: _and_state,
-    rng_prims.run_with_rng_state: _from_state,
-    rng_prims.graphsafe_run_with_rng_state: _in_graph,
+    rng_prims.run_and_save_rng_state: lambda operator, *args, **kwargs: (
+        torch.get_rng_state(),
+        operator(*args, **kwargs),
+    ),
+    rng_prims.run_with_rng_state: lambda _state, operator, *args, **kwargs: operator(*args, **kwargs),
+    rng_prims.graphsafe_run_with_rng_state: lambda operator, *args, rng_state=None, **kwargs: operator(*args, **kwargs),
 }
 
 
 def _inductors() -> dict[Any, Own]:
     forms: dict[Any, Own] = {
-        inductor_prims.seeds: _seeds,
-        inductor_prims.seed: _seed,
+        inductor_prims.seeds: lambda mode, _, count, device: torch.full((count,), mode.seed, device=device),
+        inductor_prims.seed: lambda mode, _, device: torch.tensor(mode.seed, device=device),
         inductor_prims.random: _random_of,
-        inductor_prims.randint: _randint_of,
+        inductor_prims.randint: lambda mode, _, low, high, size, seed: _between(
+            mode.uniform(size, seed.device, int(seed)), low, high
+        ),
     }
     return {getattr(prim, "overloadpacket", prim): form for prim, form in forms.items()}
 
@@ -331,6 +308,6 @@ _OWN: dict[Any, Own] = {
     aten.rrelu_with_noise_functional: _rrelu,
     aten.randint: _randint,
     aten.randint_like: _randint_like,
-    overload_of(draw_seed).overloadpacket: _draw_seed,
+    overload_of(draw_seed).overloadpacket: lambda mode, _, _reader: torch.tensor(mode.seed),
     **_inductors(),
 }

@@ -49,7 +49,7 @@ class TrialRuns:
     """Runs of a step that is fitted, with all that its trials have in common: model, batch, loss and measuring.
 
     Attributes:
-        fragmentation_reserve_bytes: as for :func:`~loadmaster.executor.memory.fit.fit.fit`; None: reserved bytes count.
+        fragmentation_reserve_bytes: as for :func:`~loadmaster.executor.fitting.fit`; None: reserved bytes count.
         time_tolerance: share that a planned time may be off.
         mode: what the user asked for. Trials run without CUDA graphs; where these are to come, a step's time is that of
             its kernels, which a graph leaves of it.
@@ -85,12 +85,7 @@ class TrialRuns:
         """The step under a plan."""
         options = self.options
         return apply(
-            plan,
-            self.model,
-            self.loss,
-            backend=options.backend,
-            implementations=options.implementations,
-            mode=mode,
+            plan, self.model, self.loss, backend=options.backend, implementations=options.implementations, mode=mode
         )
 
     def run(self, step: AnyStep, budget_bytes: int, side: str, name: str) -> Measurement:
@@ -128,7 +123,8 @@ class TrialRuns:
                 warmed_up=alone,
             )
             if self.counts_kernels and compiled.mode == "default":
-                measured = replace(measured, step_us=self._kernels_us(step))
+                timeline = self.alone(step, lambda run: record(run, self.device))
+                measured = replace(measured, step_us=timeline.products_us + timeline.moves_us)
         return measured or ran_out(self.device, budget_bytes)
 
     def run_plain(self, step: PlainStep, budget_bytes: int) -> Measurement:
@@ -167,11 +163,6 @@ class TrialRuns:
     def may_tune_while_training(self) -> bool:
         """True if tries can wait for what helpers compile, and hold up no other rank."""
         return self.mode == "default" and self.ahead.is_at_work and not is_among_ranks()
-
-    def _kernels_us(self, step: AnyStep) -> float:
-        """Time of all kernels of a step that is compiled, copies to and from the host left out."""
-        timeline = self.alone(step, lambda run: record(run, self.device))
-        return timeline.products_us + timeline.moves_us
 
     def times_us(self, step: AnyStep) -> list[float]:
         """Times of a few runs of a compiled step."""

@@ -20,8 +20,7 @@ from loadmaster.models.fit_record import PlainTryRecord, TryRecord
 from loadmaster.models.memory.checker import MemoryCheck
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
-
-_MIB = 1 << 20
+from loadmaster.models.units import show_mib
 
 AnyStep = PlannedStep | KnobStep
 """Compiled step that a fit tries."""
@@ -72,6 +71,12 @@ class StepTrial:
         """True if the step stayed within the budget."""
         return not self.measured.ran_out and self.used_bytes <= self.budget_bytes
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Fields that the records of all trials have."""
+        bytes_and_time = {"peak_bytes": self.measured.peak_bytes, "step_us": self.measured.step_us}
+        return {"budget_bytes": self.budget_bytes, "used_bytes": self.used_bytes, "kept": self.kept, **bytes_and_time}
+
 
 @dataclass(frozen=True)
 class PlainTrial(StepTrial):
@@ -80,8 +85,7 @@ class PlainTrial(StepTrial):
     @property
     def record(self) -> PlainTryRecord:
         """The trial as it is written to a file."""
-        found = self.measured
-        return PlainTryRecord(self.budget_bytes, self.used_bytes, found.peak_bytes, found.step_us, self.kept)
+        return PlainTryRecord(**self.figures)
 
 
 @dataclass(frozen=True)
@@ -106,23 +110,14 @@ class Trial(StepTrial):
     @property
     def time_error(self) -> float:
         """Measured over planned step time, less one; 0 where no step was over."""
-        known = self.planned_us and not self.measured.ran_out
-        return self.measured.step_us / self.planned_us - 1.0 if known else 0.0
+        return self.record.time_error
 
     @property
     def record(self) -> TryRecord:
         """The trial as it is written to a file."""
-        return TryRecord(
-            budget_bytes=self.budget_bytes,
-            planned_peak_bytes=self.planned_peak_bytes,
-            planned_us=self.planned_us,
-            used_bytes=self.used_bytes,
-            peak_bytes=self.measured.peak_bytes,
-            step_us=self.measured.step_us,
-            kept=self.kept,
-            corrected_bytes=self.correction.resident_bytes,
-            ran_out=self.measured.ran_out,
-        )
+        planned: dict[str, Any] = {"planned_peak_bytes": self.planned_peak_bytes, "planned_us": self.planned_us}
+        corrected_bytes, ran_out = self.correction.resident_bytes, self.measured.ran_out
+        return TryRecord(**self.figures, **planned, corrected_bytes=corrected_bytes, ran_out=ran_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,29 +158,18 @@ class State:
         return any(t.kept for t in self.trials)
 
 
-def describe(tried: Trial) -> str:
-    """One line: budget, planned and measured peak, planned and measured time."""
-    if tried.measured.ran_out:
-        planned = f"peak planned {_size(tried.planned_peak_bytes)}"
-        return f"budget {_size(tried.budget_bytes)}: {planned}, and the device ran out of memory"
-    peak = f"peak planned {_size(tried.planned_peak_bytes)}, measured {_size(tried.used_bytes)}"
-    time = f"step planned {tried.planned_us / 1e3:.2f} ms, measured {tried.measured.step_us / 1e3:.2f} ms"
-    held = "kept" if tried.kept else f"exceeded by {_size(tried.used_bytes - tried.budget_bytes)}"
-    return f"budget {_size(tried.budget_bytes)} {held}: {peak}; {time} ({tried.time_error:+.1%})"
-
-
 def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Trial]) -> BudgetError:
     """Error that says that no plan exists for the problem as corrected, with ``extra_bytes`` resident in addition to
     what was captured: reserves, and what trials measured too much."""
     found = plan.infeasibility
     needed = plan.budget_bytes + 1 if found is None else found.minimum_budget_bytes
     why = "" if found is None else f" at {found.where}"
-    beside = f", of which {_size(extra_bytes)} are kept for what no plan knows" if extra_bytes else ""
+    beside = f", of which {show_mib(extra_bytes)} are kept for what no plan knows" if extra_bytes else ""
     measured = min((t.used_bytes for t in tries if not t.measured.ran_out), default=None)
-    ran = "" if measured is None else f" The best of the plans that were run measured {_size(measured)}."
+    ran = "" if measured is None else f" The best of the plans that were run measured {show_mib(measured)}."
     message = (
-        f"budget_bytes: no plan fits {_size(plan.budget_bytes)}: a step needs at least {_size(needed)}{why}{beside}."
-        f"{ran} Ask for at least {needed} bytes."
+        f"budget_bytes: no plan fits {show_mib(plan.budget_bytes)}: a step needs at least "
+        f"{show_mib(needed)}{why}{beside}.{ran} Ask for at least {needed} bytes."
     )
     return BudgetError(message, plan.budget_bytes, needed, measured)
 
@@ -196,21 +180,18 @@ def broken(tries: Sequence[Trial]) -> BudgetError:
     found = best.measured
     if found.ran_out:
         message = (
-            f"budget_bytes: no plan of {len(tries)} kept {_size(best.budget_bytes)}: the device ran out of memory "
-            f"where {_size(best.planned_peak_bytes)} were planned. Give a smaller budget, or free what others hold."
+            f"budget_bytes: no plan of {len(tries)} kept {show_mib(best.budget_bytes)}: the device ran out of memory "
+            f"where {show_mib(best.planned_peak_bytes)} were planned. Give a smaller budget, or free what others hold."
         )
         return BudgetError(message, best.budget_bytes, best.used_bytes)
     rounding = found.peak_bytes - found.requested_bytes
     beside = best.used_bytes - found.peak_bytes
     unknown = best.excess_bytes - rounding - beside
     message = (
-        f"budget_bytes: no plan of {len(tries)} kept {_size(best.budget_bytes)}: the best measured "
-        f"{_size(best.used_bytes)} where {_size(best.planned_peak_bytes)} were planned. Of the difference, workspaces "
-        f"and temporaries that no plan knows took {_size(unknown)}, the allocator's rounding {_size(rounding)}, and "
-        f"fragmentation {_size(beside)}. Ask for at least {best.used_bytes} bytes, or allow more tries."
+        f"budget_bytes: no plan of {len(tries)} kept {show_mib(best.budget_bytes)}: the best measured "
+        f"{show_mib(best.used_bytes)} where {show_mib(best.planned_peak_bytes)} were planned. Of the difference, "
+        f"workspaces and temporaries that no plan knows took {show_mib(unknown)}, the allocator's rounding "
+        f"{show_mib(rounding)}, and fragmentation {show_mib(beside)}. "
+        f"Ask for at least {best.used_bytes} bytes, or allow more tries."
     )
     return BudgetError(message, best.budget_bytes, best.used_bytes, best.used_bytes)
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / _MIB:,.1f} MiB"

@@ -130,7 +130,8 @@ class Verifier:
             if noise is None:
                 return _left_out("plain PyTorch's own step gives other values each time")
             differ = [d for d in differ if not d.share <= TIMES_NOISE * noise.get(d.what, 0.0)]
-            tiny = self._rounding(reference.draws.coarsest) * size_of_gradients(reference.values)
+            summed = torch.float64 if _kind(reference.draws.coarsest) is torch.float64 else torch.float32
+            tiny = ROUNDING * torch.finfo(summed).eps * size_of_gradients(reference.values)
             differ = [d for d in differ if not (is_gradient(d.what) and d.each <= tiny)]
         if differ:
             return Comparison(f"{differ[0]}.", differ[0])
@@ -208,10 +209,6 @@ class Verifier:
 
     def _may_use_tf32(self, coarsest: torch.dtype | None) -> bool:
         return _kind(coarsest) is torch.float32 and device_of(self._step, self._batch).type == "cuda"
-
-    def _rounding(self, coarsest: torch.dtype | None) -> float:
-        summed = torch.float64 if _kind(coarsest) is torch.float64 else torch.float32
-        return ROUNDING * torch.finfo(summed).eps
 
     def _generators(self) -> list[bytes]:
         """States of the random generators of the processor and of the device."""

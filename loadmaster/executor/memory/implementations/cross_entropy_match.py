@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from loadmaster.executor.costs.traffic import defaults
 from loadmaster.executor.memory.implementations import z_loss
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, readers, source
 from loadmaster.executor.memory.implementations.logit_path import (
@@ -309,14 +310,7 @@ def _only_readers(node: fx.Node) -> list[fx.Node]:
 
 def _up_to_factor(node: fx.Node, share: float) -> list[fx.Node]:
     """Nodes from the spread gradient [rows, classes] up to the ``upstream * share`` behind it; empty if not found."""
-    through = (
-        aten.expand.default,
-        aten.unsqueeze.default,
-        aten.neg.default,
-        aten.masked_fill.Scalar,
-        aten.div.Tensor,
-        aten._to_copy.default,
-    )
+    through = defaults("expand unsqueeze neg _to_copy") | {aten.masked_fill.Scalar, aten.div.Tensor}
     chain = [node]
     while chain[-1].target in through and isinstance(chain[-1].args[0], fx.Node):
         chain.append(chain[-1].args[0])

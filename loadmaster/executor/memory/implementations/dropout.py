@@ -65,11 +65,9 @@ def kept(seed: Tensor, elements: slice, p: float) -> Tensor:
 
 @torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """Dropout, ``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone.
-
-    Returns a new tensor like ``x``, of any shape, whose elements are numbered in row-major order. ``seed`` is int64 []
-    on the same device; ``p`` is the probability of dropping an element, 0 <= p <= 1.
-    """
+    """Dropout, ``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone. Returns
+    a new tensor like ``x``, of any shape, whose elements are numbered in row-major order. ``seed`` is int64 [] on the
+    same device; ``p`` is the probability of dropping an element, 0 <= p <= 1."""
     scale, threshold = scale_and_threshold(p)
     result: Tensor
     if has_kernels(x.device):

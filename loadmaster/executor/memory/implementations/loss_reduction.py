@@ -28,11 +28,9 @@ _DIVIDES, _MULTIPLIES, _DROPS = "divides", "multiplies", "drops"
 
 @dataclass
 class Chain:
-    """A chain of operators on losses, up to a forward node and the backward node that has its gradient.
-
-    Losses have been multiplied by the constant ``factor`` and by the tensors in ``weights``, each with what it does and
-    the shape that the losses had then. ``between`` has all nodes passed on the way.
-    """
+    """A chain of operators on losses, up to a forward node and the backward node that has its gradient. Losses have
+    been multiplied by the constant ``factor`` and by the tensors in ``weights``, each with what it does and the shape
+    that the losses had then. ``between`` has all nodes passed on the way."""
 
     value: fx.Node
     gradient: fx.Node

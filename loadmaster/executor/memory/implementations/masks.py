@@ -69,10 +69,8 @@ def _planes(x: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
 @torch.library.custom_op("loadmaster::pack_inside", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
     """One bit per element of any shape and ordered dtype: not ``x <= low`` and (where high is given) not ``x >= high``.
-    A NaN counts as inside, as it does in PyTorch's own backward.
-
-    Returns uint8 [:func:`packed_shape` of x], in the memory order of ``x``; spare bits are 0.
-    """
+    A NaN counts as inside, as it does in PyTorch's own backward. Returns uint8 [:func:`packed_shape` of x], in the
+    memory order of ``x``; spare bits are 0."""
     if has_kernels(x.device):
         x = dense(x)
         packed: Tensor = kernels().pack_inside(x, empty_mask(x), packed_dim(x.shape), low, high)

@@ -44,11 +44,8 @@ _BATCH_NORM_TRAINING = 7
 
 class NormFromOutput(NothingEncoded):
     """Backward of normalizations from their output: those without a weight, or, with a ``smallest_weight``, those whose
-    weights never fall below it in magnitude, which the step checks.
-
-    Raises:
-        InputError: the smallest weight is not above zero.
-    """
+    weights never fall below it in magnitude, which the step checks. InputError: the smallest weight is not above
+    zero."""
 
     def __init__(self, smallest_weight: float | None = None) -> None:
         if smallest_weight is not None and not smallest_weight > 0:

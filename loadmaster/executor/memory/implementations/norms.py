@@ -46,11 +46,9 @@ MESSAGE = "a normalization's weight is too close to zero to recover its input: p
 
 @torch.library.custom_op("loadmaster::batch_norm_apply", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``(x - mean) * rstd * weight + bias`` per channel, as a new tensor like ``x`` [N, C, ...].
-
-    ``mean`` and ``rstd`` [C] are as the forward pass saved them; ``weight`` and ``bias`` are [C] or None. The result is
-    bit-equal to the forward pass of PyTorch's own (not cuDNN's) kernels.
-    """
+    """``(x - mean) * rstd * weight + bias`` per channel, as a new tensor like ``x`` [N, C, ...]. ``mean`` and ``rstd``
+    [C] are as the forward pass saved them; ``weight`` and ``bias`` are [C] or None. The result is bit-equal to the
+    forward pass of PyTorch's own (not cuDNN's) kernels."""
     precise = exact(x.dtype)
     if has_kernels(x.device):
         normalized: Tensor = kernels().batch_norm_apply(x, mean, rstd, weight, bias)
@@ -208,10 +206,8 @@ register_workspace(overload_of(norm_input), _norm_input_workspace)
 @dataclass(frozen=True)
 class Recompute:
     """A cheaper way to compute ``node`` a second time: ``emit`` emits the nodes that do, and returns the last of them.
-
     It reads the forward nodes ``sources``. Those that are not inputs of the original operator (saved statistics, a
-    seed) are small and must be kept from the forward pass, never recomputed.
-    """
+    seed) are small and must be kept from the forward pass, never recomputed."""
 
     node: fx.Node
     sources: tuple[fx.Node, ...]
@@ -219,12 +215,9 @@ class Recompute:
 
 
 def recompute_node(node: fx.Node) -> Recompute | None:
-    """Find a cheaper way to compute this forward node a second time; None: run the node itself again.
-
-    There is one for the results of a training BatchNorm, a LayerNorm and a fused RMSNorm. Such a node must only be
-    computed again through it: running the operator itself again would repeat its side effects (BatchNorm's running
-    statistics).
-    """
+    """Find a cheaper way to compute this forward node a second time; None: run the node itself again. There is one for
+    the results of a training BatchNorm, a LayerNorm and a fused RMSNorm. Such a node must only be computed again
+    through it: running the operator itself again would repeat its side effects (BatchNorm's running statistics)."""
     if node.target is not operator.getitem or node.args[1] != 0:
         return None
     norm = node.args[0]

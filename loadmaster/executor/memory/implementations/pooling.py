@@ -102,10 +102,6 @@ def _input_gradient(gradient: Tensor, offsets: Tensor, height: int, width: int, 
     return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
 
 
-def _offsets_workspace(indices: Tensor, *_: object) -> int:
-    return dense_bytes(indices) if has_kernels(indices.device) else 2 * indices.numel() * indices.element_size()
-
-
 def _backward_workspace(gradient: Tensor, offsets: Tensor, height: int, width: int, *_: object) -> int:
     if has_kernels(gradient.device):
         return 0
@@ -118,7 +114,10 @@ def _backward_workspace(gradient: Tensor, offsets: Tensor, height: int, width: i
 
 
 pool_offset_backward.register_fake(_input_gradient)
-register_workspace(overload_of(pool_offsets), _offsets_workspace)
+register_workspace(
+    overload_of(pool_offsets),
+    lambda indices, *_: dense_bytes(indices) if has_kernels(indices.device) else 2 * indices.nbytes,
+)
 register_workspace(overload_of(pool_offset_backward), _backward_workspace)
 register_limits(overload_of(pool_offsets), lambda a: {"indices": below(int(a["width"]))})
 register_limits(overload_of(pool_offset_backward), lambda _: {"offsets": zeros})  # a window's corner

@@ -55,19 +55,15 @@ class BackwardAlternative(Protocol):
     @property
     def name(self) -> str:
         """Name of the alternative, unique, stable and short ("relu_mask"): plans and users refer to it."""
-        ...
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
         """Find all places where the alternative applies, in graph order. Must not change the graph."""
-        ...
 
     def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
         """Emit nodes that compute the encoded result from ``site.parent``; only called where there is a parent."""
-        ...
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
         """Emit nodes that compute what ``site.backward`` computes: same shape, strides and dtype."""
-        ...
 
 
 class NothingEncoded:
@@ -107,11 +103,8 @@ EVERYTHING = ImplementationFilter()
 
 
 def register(alternative: BackwardAlternative) -> None:
-    """Add an alternative; planners see it from the next capture on.
-
-    Raises:
-        InputError: it lacks a method, or another one has its name.
-    """
+    """Add an alternative; planners see it from the next capture on. InputError: it lacks a method, or another one has
+    its name."""
     if not isinstance(alternative, BackwardAlternative):
         remedy = "Give it a name and the methods sites, encode and emit."
         raise InputError("alternative", alternative, "is not a backward alternative", remedy)
@@ -122,21 +115,14 @@ def register(alternative: BackwardAlternative) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take an alternative out for everybody in this process.
-
-    Raises:
-        InputError: no alternative has this name.
-    """
+    """Take an alternative out for everybody in this process. InputError: no alternative has this name."""
     _expect_known(name, "name")
     del _alternatives[name]
 
 
 def alternatives(exclude: Collection[str] = ()) -> tuple[BackwardAlternative, ...]:
-    """The registered alternatives in the order of registration, without those named in ``exclude``.
-
-    Raises:
-        InputError: ``exclude`` names an alternative that is not registered.
-    """
+    """The registered alternatives in the order of registration, without those named in ``exclude``. InputError:
+    ``exclude`` names an alternative that is not registered."""
     for name in exclude:
         _expect_known(name, "exclude")
     return tuple(a for name, a in _alternatives.items() if name not in exclude)

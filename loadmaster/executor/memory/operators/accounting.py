@@ -63,10 +63,6 @@ class Run:
         step_graph = StepGraph(LazyGraphModule(operators.step_graph.module, graph), (), ())  # nobody runs it
         return cls(step_graph, tuple(dict.fromkeys(step_graph.roots[n] for n in read)), known)
 
-    @property
-    def result_bytes(self) -> int:
-        return sum(self.step_graph.bytes_of(r) for r in self.results)
-
     def usage(self, costs: CostModel, *, fused: bool, dying: Collection[fx.Node] = ()) -> Usage:
         """Replay the run for its time and its highest bytes. The roots ``dying`` of the original graph go after their
         last reader in it."""
@@ -243,7 +239,8 @@ class Accountant:
     def output_bytes(self, group: ForwardGroup) -> int:
         """Bytes of a forward operator's results (m_i)."""
         if group.encoding is not None:
-            return self.runs.encoding(group).result_bytes
+            run = self.runs.encoding(group)
+            return sum(map(run.step_graph.bytes_of, run.results))
         return sum(self.step_graph.bytes_of(r) for r in group.results)
 
     def forward(self, group: ForwardGroup) -> Usage:

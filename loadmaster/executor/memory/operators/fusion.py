@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, is_atomic, tensors, value_bytes, value_of
+from loadmaster.executor.costs.traffic import FREE, GATHERS, defaults, flops, is_atomic, tensors, value_bytes, value_of
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.operators.groups import ForwardGroup
 from loadmaster.executor.steps.step_graph import StepGraph, readers_of
@@ -42,27 +42,14 @@ MOST_LOADS = 4
 CREATED = frozenset({"new_zeros", "new_full", "new_ones", "zeros_like", "ones_like", "full_like"})
 """Operators that read an input for its shape alone: nothing is gained by running them when the input is made."""
 
-SOFTMAXES = frozenset({aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default})
+SOFTMAXES = defaults("_softmax _safe_softmax _log_softmax")
 
-ROW_LOCAL = SOFTMAXES | frozenset(
-    {
-        aten.native_layer_norm.default,
-        aten._softmax_backward_data.default,
-        aten._log_softmax_backward_data.default,
-        aten._fused_rms_norm.default,
-    }
-)
+ROW_LOCAL = SOFTMAXES | defaults("native_layer_norm _softmax_backward_data _log_softmax_backward_data _fused_rms_norm")
 """Operators whose statistics run along the last dimensions."""
 
-ACROSS_ROWS = frozenset(
-    {
-        aten.native_batch_norm.default,
-        aten._native_batch_norm_legit.default,
-        aten._native_batch_norm_legit_functional.default,
-        aten.native_batch_norm_backward.default,
-        aten.native_group_norm.default,
-        aten.native_group_norm_backward.default,
-    }
+ACROSS_ROWS = defaults(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional native_batch_norm_backward "
+    "native_group_norm native_group_norm_backward"
 )
 """Operators that reduce across rows inside, whether or not anybody reads the statistics."""
 

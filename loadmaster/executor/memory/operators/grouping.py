@@ -45,11 +45,8 @@ OfferedSite = tuple[BackwardAlternative, Site]
 def group(
     step_graph: StepGraph, implementations: ImplementationFilter = EVERYTHING, *, fused: bool = False
 ) -> Operators:
-    """Group a joint graph into operators; ``fused`` for a backend that fuses these.
-
-    Raises:
-        InputError: the filter leaves out an implementation that is not registered.
-    """
+    """Group a joint graph into operators; ``fused`` for a backend that fuses these. InputError: the filter leaves out
+    an implementation that is not registered."""
     grouping = _Grouping(step_graph, implementations, fused=fused)
     if grouping.inlines:
         grouping = _Grouping(grouping.computing_inside(), implementations, fused=fused)

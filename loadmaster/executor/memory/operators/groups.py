@@ -69,11 +69,9 @@ class ForwardGroup:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One way to run a backward operator: the graph as it stands, or an alternative in place of one node.
-
-    It reads the results of the forward operators in ``needs`` (ascending), of which ``encoded`` is the encoded one, if
-    any. Those in ``inlined`` are computed again inside the operator, for it alone; their inputs are among the needs.
-    """
+    """One way to run a backward operator: the graph as it stands, or an alternative in place of one node. It reads the
+    results of the forward operators in ``needs`` (ascending), of which ``encoded`` is the encoded one, if any. Those in
+    ``inlined`` are computed again inside the operator, for it alone; their inputs are among the needs."""
 
     needs: tuple[int, ...]
     alternative: BackwardAlternative | None = None

@@ -37,22 +37,17 @@ CHECKED_STEPS = 3  # the steps after it: optimizer state is there from the secon
 
 
 class BudgetCheck:
-    """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget.
-
-    The peak is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start
-    again there. Of several plans the largest budget counts.
-    """
+    """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget. The peak
+    is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start again
+    there. Of several plans the largest budget counts."""
 
     def __init__(self, plans: Sequence[MemoryPlan]) -> None:
         self.budget_bytes = max(plan.budget_bytes for plan in plans)
         self._calls = 0
 
     def checked(self, call: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
-        """The loss of a planned call, whose backward pass raises if the budget was not kept.
-
-        Raises:
-            InputError: the step runs on another device than CUDA.
-        """
+        """The loss of a planned call, whose backward pass raises if the budget was not kept. InputError: the step runs
+        on another device than CUDA."""
         if device.type != "cuda":
             remedy = "Watch steps on CUDA, or measure trial steps with fit."
             raise InputError("enforce", str(device), "has an allocator that keeps no peak", remedy)

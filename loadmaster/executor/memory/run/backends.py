@@ -1,11 +1,24 @@
-"""Backends that run the two graphs: eagerly, in their own order, or through Inductor."""
+"""Backends that run the two graphs: eagerly, in their own order, or through Inductor.
+
+Inductor writes a result into a buffer of its size that nobody reads any more, instead of asking the allocator for one,
+unless holding on to the buffer until then raises the peak of its graph. It knows the sizes of buffers, and with them
+the peak, from its own reordering for memory alone. A planned graph is not reordered: by itself no size is known, every
+buffer seems to raise the peak, and a step asks the allocator far more often than torch.compile's.
+
+Inductor writes the code of a graph, hands its kernels to a pool of processes, and waits for them before it returns. A
+graph in segments would wait after each, while this process has nothing to do: nearly half of such a compilation. Here
+the waiting comes after the last segment. Until then a segment's module has futures where its kernels will be.
+Inductor's cache keeps such a graph without its kernels' binaries, which are not there yet; Triton's own cache has them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
@@ -18,7 +31,6 @@ from loadmaster.executor.memory.run.channels_last import (
     is_channels_last,
     runs_channels_last,
 )
-from loadmaster.executor.memory.run.inductor_changes import buffers_reused, built_together
 from loadmaster.executor.memory.run.lowering import Lowered, Storages, kind_of, lower, nest_concatenations
 from loadmaster.executor.memory.run.segments import Runner, chain, cut
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
@@ -26,14 +38,56 @@ from loadmaster.executor.steps.tracing import Half
 from loadmaster.executor.torch_private.fake_tensors import detect_fake_mode
 from loadmaster.executor.torch_private.functorch import functorch_config
 from loadmaster.executor.torch_private.inductor import (
+    WAIT_FOR_KERNELS,
+    AsyncCompile,
     V,
     cache_dir,
     compile_fx_inner,
     count_tangents,
     inductor_config,
+    inductor_memory,
+    inductor_wrapper,
     replace_random_passes,
 )
 from loadmaster.executor.torch_private.tracing import BoxedCodeGen, TracingContext, boxed
+
+
+@contextlib.contextmanager
+def buffers_reused() -> Iterator[None]:
+    """Let graphs that Inductor compiles in the context reuse their buffers, though it does not reorder them."""
+    estimate: Any = inductor_wrapper.EfficientPeakEstimate
+    original = estimate.__init__
+
+    def knowing_sizes(self: Any) -> None:
+        scheduler = V.graph.scheduler
+        inductor_memory.assign_memory_planning_info_for_scheduler_buffers(scheduler.nodes, scheduler.name_to_buf)
+        original(self)
+
+    with patch.object(estimate, "__init__", knowing_sizes):
+        yield
+
+
+@contextlib.contextmanager
+def built_together() -> Iterator[None]:
+    """Wait for the kernels of everything that this thread compiles inside when all is compiled; of nested ones the
+    outermost waits. Where PyTorch has no such step, each graph waits for its own."""
+    original = getattr(AsyncCompile, WAIT_FOR_KERNELS, None)
+    if original is None:
+        yield
+        return
+    here, waiting = threading.get_ident(), []
+
+    def later(builds: AsyncCompile, scope: dict[str, Any]) -> None:
+        if threading.get_ident() == here:
+            waiting.append((builds, scope))
+        else:
+            original(builds, scope)
+
+    with patch.object(AsyncCompile, WAIT_FOR_KERNELS, later):
+        yield
+    for builds, scope in waiting:
+        original(builds, scope)
+
 
 Backend = Literal["inductor", "eager"]
 _PRIMAL = "primals_"  # how AOTAutograd calls inputs, counted from 1

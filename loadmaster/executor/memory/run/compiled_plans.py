@@ -41,11 +41,9 @@ class NoPlanError(InputError):
 
 
 class CompiledPlans:
-    """Graphs compiled under some plans: shared by equal steps, such as the blocks of a transformer.
-
-    ``call(step, *args, **kwargs)`` runs a step under the plans, with an :class:`InputError` for a graph that none is
-    for; ``plain`` does so without a plan. ``before`` is called before each half of a step is compiled.
-    """
+    """Graphs compiled under some plans: shared by equal steps, such as the blocks of a transformer. ``call(step, *args,
+    **kwargs)`` runs a step under the plans, with an :class:`InputError` for a graph that none is for; ``plain`` does so
+    without a plan. ``before`` is called before each half of a step is compiled."""
 
     def __init__(
         self,

@@ -31,11 +31,8 @@ def emit(
     operators: Operators, schedule: Schedule, *, channels_last: bool = False
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward graph of a schedule, as AOTAutograd expects them from a partition. With ``channels_last``,
-    what runs the graphs lays out images so: they travel to the host and back as they are.
-
-    Raises:
-        InputError: the schedule does not fit the operators, or reads a result that it has dropped.
-    """
+    what runs the graphs lays out images so: they travel to the host and back as they are. InputError: the schedule does
+    not fit the operators, or reads a result that it has dropped."""
     expect_fit(operators, schedule)
     backward, saved = _backward_graph(operators, schedule, channels_last)
     forward = _forward_graph(operators, schedule, saved, channels_last)

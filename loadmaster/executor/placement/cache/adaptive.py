@@ -35,8 +35,7 @@ SETTLED = 0.1  # a forward pass whose bytes differ by more from the planned one 
 @dataclass(frozen=True)
 class Profile:
     """Bytes of each tensor that one forward pass could send, in the order they were saved, and times without waits:
-    ``at_s`` of each, after the first, and ``forward_s`` from the first until the backward pass began.
-    """
+    ``at_s`` of each, after the first, and ``forward_s`` from the first until the backward pass began."""
 
     sizes: tuple[int, ...]
     at_s: tuple[float, ...]
@@ -51,10 +50,8 @@ class Profile:
 @dataclass(frozen=True)
 class Plan:
     """Plan of a forward pass: the first ``sent`` of its ``tensors``, which have ``total_bytes``, are sent away.
-
     ``backlog`` has the bytes of stores that are expected not to be over when tensor n is saved; ``due`` those whose
-    reading has to have begun when the backward pass needs tensor n, or begins before the next one.
-    """
+    reading has to have begun when the backward pass needs tensor n, or begins before the next one."""
 
     tensors: int
     sent: int
@@ -82,8 +79,7 @@ def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> in
 
 def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float, *, window_bytes: int) -> Plan:
     """Plan what to send of forward passes like the profiled one; nothing, where that is hardly anything. As much as
-    ``window_bytes`` of it, stores that nobody waits for, may still be there at the end.
-    """
+    ``window_bytes`` of it, stores that nobody waits for, may still be there at the end."""
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
     if sum(profile.sizes[:sent]) - window_bytes < WORTH * profile.total_bytes:
         sent = 0

@@ -110,10 +110,8 @@ class Remains:
     target: Tensor | None
 
     def over(self) -> bool:
-        """Return whether no copy reads or writes what is held here; a store that has not begun never will.
-
-        Without a source the store is over, or the stream that its memory is of was told to wait.
-        """
+        """Return whether no copy reads or writes what is held here; a store that has not begun never will. Without a
+        source the store is over, or the stream that its memory is of was told to wait."""
         if self.source is not None and self.stored is not None and not self.stored.over():
             return self.stored.cancel()
         return self.load is None or self.load.over()
@@ -143,7 +141,7 @@ class Part:
         self.arrived = self.wanted = self.passed = False
         self.ahead: object = None
         self._ruined = False  # modified while it was stored
-        self._checked, self._remains = checked, remains
+        self._checked, self.remains = checked, remains
 
     def __del__(self) -> None:
         self._let_go(self.source if self.storing else None, self.stored)
@@ -157,10 +155,6 @@ class Part:
     def away(self) -> bool:
         """True if the part is only in the backend, and nothing brings it back."""
         return self.source is None and self.load is None and not self._ruined
-
-    def left_to(self, remains: deque[Remains]) -> bool:
-        """Return whether the part leaves what it holds to these remains: each backend that is opened has others."""
-        return self._remains is remains
 
     def commit(self) -> None:
         """Let go of the memory when the store is over, unless it failed or the memory is wanted."""
@@ -205,13 +199,12 @@ class Part:
         """Leave to the cache what a copy may still read or write."""
         load, target = (None, None) if self.arrived else (self.load, self.target)
         if stored is not None or load is not None:
-            self._remains.append(Remains(source, stored, load, target))
+            self.remains.append(Remains(source, stored, load, target))
 
 
 class Record:
     """Parts of one storage that graphs saved: ``views`` wait for a decision, by layout; ``whole`` holds the whole
-    storage, if a part does; ``pieces`` hold copies of single views, with the layouts of the copies.
-    """
+    storage, if a part does; ``pieces`` hold copies of single views, with the layouts of the copies."""
 
     def __init__(self, storage_bytes: int) -> None:
         self.storage_bytes = storage_bytes

@@ -62,11 +62,9 @@ class CacheStats:
         return "\n".join([*lines, *(f"{name.replace('_', ' ')}: {said}" for name, said in self.notes.items())])
 
     def disk_life_s(self, endurance_bytes: float, elapsed_s: float) -> float:
-        """Estimate how long a disk lasts at this rate of writing ([Wu24], section 5.3.6).
-
-        Its maker allows ``endurance_bytes`` in its life (65.4e15 for 65.4 PBW); the writes of these figures took
-        ``elapsed_s``, training included.
-        """
+        """Estimate how long a disk lasts at this rate of writing ([Wu24], section 5.3.6). Its maker allows
+        ``endurance_bytes`` in its life (65.4e15 for 65.4 PBW); the writes of these figures took ``elapsed_s``, training
+        included."""
         return endurance_bytes * elapsed_s / self.written_bytes if self.written_bytes else float("inf")
 
 

@@ -101,21 +101,16 @@ class Tape:
                 yield part
 
     def far(self, use: int, window_bytes: int) -> Iterator[Part]:
-        """Parts to bring back now, in the order they are needed; each is yielded once.
-
-        A window of them is ahead at any time, and where there is a plan, all that is due.
-        """
-        due_bytes = self._due_bytes(use)
+        """Parts to bring back now, in the order they are needed; each is yielded once. A window of them is ahead at any
+        time, and where there is a plan, all that is due."""
+        due = self.plan.due if self.plan is not None else ()
+        due_bytes = due[min(self._uses[use][2], len(due) - 1)] if due and use < len(self) else 0
         self._far = use - 1 if self._far is None else min(self._far, use - 1)
         while self._far >= 0 and (self.ahead_bytes < window_bytes or self.brought_bytes < due_bytes):
             part = self.part(self._far)
             self._far -= 1
             if part is not None and part.away:
                 yield part
-
-    def _due_bytes(self, use: int) -> int:
-        due = self.plan.due if self.plan is not None else ()
-        return due[min(self._uses[use][2], len(due) - 1)] if due and use < len(self) else 0
 
     def rewind(self) -> None:
         """Start again after a backward pass: another one may need what is still there."""

@@ -240,7 +240,7 @@ class TensorCache:
                 self._undecided = None
                 return saved.record.views[saved.layout].tensor()
             part, inside = found
-            if part.away and (traffic is None or not part.left_to(traffic.remains)):
+            if part.away and (traffic is None or part.remains is not traffic.remains):
                 raise closed()
             if traffic is not None:
                 self._need(traffic, saved.tape, saved.use, part)

@@ -78,11 +78,9 @@ class Traffic:
         self._flying_bytes += part.size_bytes
 
     def hold_to_window(self, tape: Tape, expected_bytes: int = 0) -> None:
-        """Wait for the oldest stores until no more is on its way than a window, and what is expected.
-
-        On a device its stream waits, not the host. The host is often a whole pass ahead: by what it sees, hardly a
-        store is ever over.
-        """
+        """Wait for the oldest stores until no more is on its way than a window, and what is expected. On a device its
+        stream waits, not the host. The host is often a whole pass ahead: by what it sees, hardly a store is ever
+        over."""
         self.land()
         if not self._flying:
             return

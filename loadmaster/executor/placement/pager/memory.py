@@ -73,11 +73,9 @@ class Counts:
 
 
 class PagedMemory:
-    """Storages of one device as pages under a byte limit; those smaller than ``small_bytes`` never move.
-
-    While ``paused``, everything is on the device and stays there. ``choice`` picks the page that leaves for what an
-    operator needs; ``was_short`` says whether any page had to leave.
-    """
+    """Storages of one device as pages under a byte limit; those smaller than ``small_bytes`` never move. While
+    ``paused``, everything is on the device and stays there. ``choice`` picks the page that leaves for what an operator
+    needs; ``was_short`` says whether any page had to leave."""
 
     def __init__(self, budget_bytes: int, copies: Copies, small_bytes: int) -> None:
         self.budget_bytes, self.small_bytes = budget_bytes, small_bytes
@@ -133,9 +131,8 @@ class PagedMemory:
 
     def ensure(self, pages: Collection[Page], contents: Collection[Page], new_bytes: int, what: Any) -> None:
         """Have these pages on the device, and room for more bytes; raises InputError if they do not fit into the limit.
-
-        The bytes of ``contents`` are needed; the other pages are written whole. ``what`` is the operator, for messages.
-        """
+        The bytes of ``contents`` are needed; the other pages are written whole. ``what`` is the operator, for
+        messages."""
         missing = [page for page in pages if not page.resident]
         room = new_bytes + sum([page.size_bytes for page in missing])
         if not self.has_room(room):
@@ -148,8 +145,7 @@ class PagedMemory:
             self.counts.faults += 1
             self.load(page, with_bytes=page in contents)
         for page in pages:
-            if page.arriving is not None:
-                self._arrived(page)
+            self._arrived(page)
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether so many bytes are free."""
@@ -173,12 +169,9 @@ class PagedMemory:
 
     def _refuse(self, what: Any, needed: int, fixed: int) -> None:
         beside = f", beside {show_bytes(fixed)} that cannot move" if fixed else ""
-        raise InputError(
-            "budget_bytes",
-            self.budget_bytes,
-            f"{what} alone needs {show_bytes(needed)} on the device{beside}",
-            f"Give {show_bytes(needed + fixed)} or more, or make that operator smaller.",
-        )
+        problem = f"{what} alone needs {show_bytes(needed)} on the device{beside}"
+        remedy = f"Give {show_bytes(needed + fixed)} or more, or make that operator smaller."
+        raise InputError("budget_bytes", self.budget_bytes, problem, remedy)
 
     # Moves
 
@@ -187,8 +180,7 @@ class PagedMemory:
         storage = page.storage()
         if storage is None or not page.resident or page.fixed or page.host is not None:
             return
-        if page.arriving is not None:
-            self._arrived(page)
+        self._arrived(page)
         page.host, page.leaving = self._copies.store(storage)
         self.counts.stored_bytes += page.size_bytes
         if page.leaving is not None:
@@ -200,8 +192,7 @@ class PagedMemory:
         storage = page.storage()
         if storage is None or not page.resident or page.fixed:
             return
-        if page.arriving is not None:
-            self._arrived(page)
+        self._arrived(page)
         self.store(page)
         if page.leaving is not None:
             self._left(page)
@@ -242,17 +233,14 @@ class PagedMemory:
 
     def restore_all(self) -> None:
         """Bring all pages back, whatever the limit. Raises torch.OutOfMemoryError if the device does not hold them; the
-        bytes of those that are not back are in the host.
-        """
+        bytes of those that are not back are in the host."""
         for page in self.pages():
-            if page.arriving is not None:
-                self._arrived(page)
+            self._arrived(page)
             if page.leaving is not None:
                 self._left(page)
             if not page.resident:
                 self.load(page)
-                if page.arriving is not None:
-                    self._arrived(page)
+                self._arrived(page)
 
     def forget(self) -> None:
         """Let go of all pages, without moving any."""
@@ -262,7 +250,8 @@ class PagedMemory:
         self.used_bytes = 0
 
     def _arrived(self, page: Page) -> None:
-        assert page.arriving is not None
+        if page.arriving is None:
+            return
         page.arriving.wait()
         page.arriving = None
         if page.leaving is None:

@@ -148,8 +148,8 @@ class Pager:
             entered.callback(self._leave)
             if self.optimizer is not None:
                 entered.enter_context(one_by_one(self.optimizer))
-                before = self.optimizer.register_step_pre_hook(self._before_update)
-                after = self.optimizer.register_step_post_hook(self._after_update)
+                before = self.optimizer.register_step_pre_hook(lambda *_: self._steps.gradients_are_there())
+                after = self.optimizer.register_step_post_hook(lambda *_: self.end_step())
                 entered.callback(before.remove)
                 entered.callback(after.remove)
             with without_dispatch_modes():
@@ -188,12 +188,6 @@ class Pager:
                 tensor.data = kept
                 left_bytes += page.size_bytes
         logger.warning("%s did not fit on the device and are in host memory now", show_bytes(left_bytes))
-
-    def _before_update(self, *_: Any) -> None:
-        self._steps.gradients_are_there()
-
-    def _after_update(self, *_: Any) -> None:
-        self.end_step()
 
     def _present(self) -> Iterator[Tensor]:
         """Tensors that are there before the first step: parameters, buffers, gradients and optimizer state."""

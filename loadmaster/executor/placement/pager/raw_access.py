@@ -37,8 +37,12 @@ _OF_STORAGES = {
 def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
     """Guard memory against raw access within the block: a page comes back first, or with ``debug`` is refused."""
 
-    def before(storage: torch.UntypedStorage, what: str, *, keeps: bool) -> None:
-        page = None if memory.paused else memory.page(storage)
+    def before(what: str, keeps: bool, held: torch.Tensor | torch.UntypedStorage, *_args: Any, **_kwargs: Any) -> None:
+        if isinstance(held, torch.Tensor):
+            if held.layout != torch.strided:
+                return
+            held = held.untyped_storage()
+        page = None if memory.paused else memory.page(held)
         if page is None:
             return
         if debug:
@@ -51,28 +55,13 @@ def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
             memory.will_be_written(page)
 
     with contextlib.ExitStack() as stack:
-        for name, keeps in _OF_TENSORS.items():
-            stack.enter_context(_before(torch.Tensor, name, _tensors(before, name, keeps)))
-        for name, keeps in _OF_STORAGES.items():
-            stack.enter_context(_before(torch.UntypedStorage, name, _storages(before, name, keeps)))
+        for owner, methods in ((torch.Tensor, _OF_TENSORS), (torch.UntypedStorage, _OF_STORAGES)):
+            for name, keeps in methods.items():
+                guard = functools.partial(before, f"{owner.__name__}.{name}", keeps)
+                stack.enter_context(_before(owner, name, guard))
         for name in ("_save", "_legacy_save"):
             stack.enter_context(_before(torch.serialization, name, functools.partial(_refuse_to_save, memory)))
         yield
-
-
-def _tensors(before: Callable[..., None], name: str, keeps: bool) -> Callable[..., None]:
-    def guard(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
-        if tensor.layout == torch.strided:
-            before(tensor.untyped_storage(), f"Tensor.{name}", keeps=keeps)
-
-    return guard
-
-
-def _storages(before: Callable[..., None], name: str, keeps: bool) -> Callable[..., None]:
-    def guard(storage: torch.UntypedStorage, *_args: Any, **_kwargs: Any) -> None:
-        before(storage, f"UntypedStorage.{name}", keeps=keeps)
-
-    return guard
 
 
 def _refuse_to_save(memory: PagedMemory, saved: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -31,8 +31,7 @@ Shape = Hashable
 class RecordedCall:
     """A call of the recorded step: ``key`` has its operator, and shape and type of each tensor. ``operands`` and
     ``births`` number the storages that it was given and made, None where there is no page; ``operator`` numbers it, if
-    it is one.
-    """
+    it is one."""
 
     key: Hashable
     operands: tuple[int | None, ...]

@@ -42,8 +42,7 @@ _FOLLOWED = 0.9  # of the recorded calls: a step that makes fewer of them has st
 class StepStats:
     """Figures of one step. ``planned`` is the share of the plan's calls that were made, 0 without a plan; ``faults``
     are pages that an operator had to wait for, ``prefetches`` were on their way before, ``late`` ones had no room when
-    they should.
-    """
+    they should."""
 
     planned: float
     faults: int
@@ -87,11 +86,9 @@ class Tape:
 
 
 class Steps:
-    """Course of training from step to step: records steps, has them planned, and guides what moves.
-
-    ``planner`` plans a problem with its budget; None: there is never a plan. Pages go to ``tier()``. ``prefetcher``
-    brings pages where no plan is followed; None: they move by demand. The attribute is None while a plan is followed.
-    """
+    """Course of training from step to step: records steps, has them planned, and guides what moves. ``planner`` plans a
+    problem with its budget; None: there is never a plan. Pages go to ``tier()``. ``prefetcher`` brings pages where no
+    plan is followed; None: they move by demand. The attribute is None while a plan is followed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Changes of Dynamo while a step is traced: it takes what it would refuse, where that is safe.
+"""Changes of Dynamo, which takes what it would refuse where that is safe, and of its graph before it is compiled.
 
 Models make leaves of tensors to take gradients with respect to them: physics, penalties, force fields.
 
@@ -20,6 +20,18 @@ check. A model that says ``is_causal=True`` is believed, as always, and gets the
 
 Losses of MONAI name dimensions by ``torch.arange(2, len(input.shape)).tolist()``. Dynamo takes what is in a tensor for
 unknown, and no operator takes a dimension that is not known.
+
+In Dynamo's graph masks are laid out, and what the model keeps leaves it detached. No fused kernel of PyTorch reads an
+attention mask whose keys are not side by side, as after an expand: such a call of ``scaled_dot_product_attention``
+holds all scores, for the backward pass as well. transformers' BERT and T5 give such masks. They are copied to another
+layout, which takes little compared with the scores.
+
+Tensors that a model keeps from its step (computed weights, states, losses of parts) leave the graph with the loss:
+
+    setattr(module, "weight", weight)        # torch.nn.utils.spectral_norm and weight_norm, at every call
+    self.aux_loss = aux_loss                 # read by the loss, or written to a log
+
+A planned backward pass begins at the loss alone, so asking for their gradient is an error.
 """
 
 from __future__ import annotations
@@ -30,10 +42,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from loadmaster.errors import InputError
 from loadmaster.executor.steps.one_graph.replaced_attributes import Change
 from loadmaster.executor.torch_private.autograd import allow_inplace_requires_grad, is_inplace_requires_grad_allowed
 from loadmaster.executor.torch_private.dynamo import (
@@ -45,27 +58,17 @@ from loadmaster.executor.torch_private.dynamo import (
     tensor_methods,
 )
 
-
-def _as_told(_mask: torch.Tensor | None, is_causal: bool | None = None, _size: int | None = None) -> bool:
-    return is_causal is True
-
-
 _asks = TensorVariable.method_tolist
 
 
 def _known_or_asked(tensor: TensorVariable, tx: Any) -> Any:
     made = tensor.as_proxy().node
-    if not _is_known(made):
-        return _asks(tensor, tx)
     ends: Any = made.args
+    # Known is a range of whole numbers without users, which may have written to it.
+    is_range = made.target is torch.arange and not made.users and not made.kwargs.keys() - {"device"}
+    if not is_range or not all(isinstance(end, int) for end in ends):
+        return _asks(tensor, tx)
     return VariableTracker.build(tx, list(range(*ends)))
-
-
-def _is_known(made: fx.Node) -> bool:
-    """Return whether a node is a range of whole numbers without users, which may have written to it."""
-    if made.target is not torch.arange or made.users or made.kwargs.keys() - {"device"}:
-        return False
-    return all(isinstance(end, int) for end in made.args)
 
 
 _own_method, _own_call = TensorVariable.method_requires_grad_, TorchInGraphFunctionVariable.call_function
@@ -109,7 +112,7 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
 
 
 TRACED_OTHERWISE: tuple[Change, ...] = (
-    (transformer, "_detect_is_causal_mask", _as_told),
+    (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
     *tensor_methods(tolist=_known_or_asked, requires_grad_=_make_leaf),
     *((owner, name, _setting(getattr(owner, name))) for owner, name in ATTRIBUTE_SETTERS),
     (TorchInGraphFunctionVariable, "call_function", _call),
@@ -126,11 +129,7 @@ def trace_sequential_checkpoints() -> None:
 
 
 def _checkpoint_sequential(
-    functions: Sequence[Callable[..., Any]],
-    segments: int,
-    input: Any,
-    use_reentrant: bool | None = None,
-    **kwargs: Any,
+    functions: Sequence[Callable[..., Any]], segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any
 ) -> Any:
     layers = list(functions.children() if isinstance(functions, nn.Sequential) else functions)
 
@@ -144,3 +143,79 @@ def _checkpoint_sequential(
     for first in range(0, each * (segments - 1), each):
         input = checkpoint(run, layers[first : first + each], input, use_reentrant=reentrant, **kwargs)
     return run(layers[each * (segments - 1) :], input)
+
+
+def lay_out_masks(module: fx.GraphModule) -> None:
+    """Lay out again the attention masks of Dynamo's graph whose keys are not contiguous."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found = False
+    for node in module.graph.find_nodes(op="call_function", target=attention):
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        value = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.stride(-1) == 1:
+            continue
+        with module.graph.inserting_before(node):
+            laid_out = _with_keys_side_by_side(module.graph, mask, value)
+        # Not elsewhere: other readers of the mask may depend on its layout.
+        node.replace_input_with(mask, laid_out)
+        found = True
+    if found:
+        module.recompile()
+
+
+def _with_keys_side_by_side(graph: fx.Graph, mask: fx.Node, value: Tensor) -> fx.Node:
+    """Copy a mask with its keys contiguous; one that is the same for all heads, or for the whole batch, only once."""
+    node = mask
+    for dimension in range(value.dim() - 1):
+        if value.stride(dimension) == 0 and not value.requires_grad:
+            node = graph.call_method("narrow", (node, dimension, 0, 1))
+    return graph.call_method("expand_as", (graph.call_method("contiguous", (node,)), mask))
+
+
+def detach_kept(module: fx.GraphModule) -> tuple[int, ...]:
+    """Detach what Dynamo's graph returns after the loss; return the places of those that had a gradient."""
+    end = module.graph.output_node()
+    outputs: Sequence[fx.Node] = end.args[0]  # type: ignore[assignment]
+    first, *others = outputs or (None,)
+    found = []
+    for place, node in enumerate(others, start=1):
+        value = node.meta["example_value"]
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            with module.graph.inserting_before(end):
+                others[place - 1] = detached = module.graph.call_method("detach", (node,))
+            detached.meta.update(node.meta, example_value=value.detach())
+            found.append(place)
+    if found:
+        end.args = ((first, *others),)
+        module.recompile()
+    return tuple(found)
+
+
+def refusing_gradients(run: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+    """Wrap ``run``: results at these places require a gradient, as without a plan, but a backward pass raises."""
+    if not kept:
+        return run
+
+    def refusing(*inputs: Any) -> tuple[Any, ...]:
+        results = list(run(*inputs))
+        leaf = torch.zeros((), requires_grad=True)
+        refused = _Kept.apply(leaf, *(results[n] for n in kept))  # type: ignore[no-untyped-call, unused-ignore]
+        for place, result in zip(kept, refused, strict=True):
+            results[place] = result
+        return tuple(results)
+
+    return refusing
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, _leaf: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        context.set_materialize_grads(False)
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor | None) -> Any:
+        shapes = [tuple(gradient.shape) for gradient in gradients if gradient is not None]
+        problem = "reads tensors of these shapes that the model has kept from a planned step; they have no gradient"
+        remedy = "Add them to the loss inside the step: in the loss function that fit, capture and apply are given."
+        raise InputError("loss", shapes, problem, remedy)

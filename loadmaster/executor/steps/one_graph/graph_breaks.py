@@ -37,12 +37,7 @@ class RecompileLimitError(UntraceableError):
 
 # Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
-_FUNCTIONS = (
-    print,
-    warnings.warn,
-    WARNING_ONCE,
-    *(getattr(logging, n, None) for n in _LOGGING),
-)
+_FUNCTIONS = (print, warnings.warn, WARNING_ONCE, *(getattr(logging, n, None) for n in _LOGGING))
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {site.getusersitepackages()}
 )
@@ -58,8 +53,7 @@ _CHOOSE = (
 @contextlib.contextmanager
 def as_one_graph(**settings: Any) -> Iterator[None]:
     """Trace inside the block without graph breaks at logging, printing and gradients that the model takes itself. Logs
-    and prints appear neither in the tracing nor in planned steps. Other settings of Dynamo's hold for as long.
-    """
+    and prints appear neither in the tracing nor in planned steps. Other settings of Dynamo's hold for as long."""
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     metrics = logging.getLogger("torch._dynamo.metrics_context")
     settings |= {
@@ -85,16 +79,14 @@ def _logging_functions(methods: tuple[tuple[str, Any], ...]) -> frozenset[Any]:
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Return False for the error that PyTorch 2.11 logs of its own metrics, which cannot hold a set of functions: its
-    traceback would keep the step's tensors in memory.
-    """
+    traceback would keep the step's tensors in memory."""
     return not (record.exc_info and isinstance(record.exc_info[1], TypeError) and "metrics" in record.getMessage())
 
 
 @contextlib.contextmanager
 def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
     """Turn the tracer's errors into an :class:`InputError` that names place and remedy; Loadmaster's and ``passing``
-    ones pass. The tracer's own traceback is only the ``__context__``: of hundreds of lines none is the user's.
-    """
+    ones pass. The tracer's own traceback is only the ``__context__``: of hundreds of lines none is the user's."""
     try:
         yield
     except dynamo_errors.BackendCompilerFailed as error:

@@ -43,10 +43,8 @@ Change = tuple[Any, str, Any]
 
 @contextlib.contextmanager
 def patched(*changes: Change) -> Iterator[None]:
-    """Give attributes other values inside the block.
-
-    Every step enters here, and ``unittest.mock`` would take tens of microseconds.
-    """
+    """Give attributes other values inside the block. Every step enters here, and ``unittest.mock`` would take tens of
+    microseconds."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for change in changes:
@@ -93,10 +91,8 @@ class _Place(NamedTuple):
 
 
 class LibraryAttributes:
-    """Context manager that replaces a model's attributes and hooks of this kind by stand-ins inside the block.
-
-    They are looked for once, their values at each entry.
-    """
+    """Context manager that replaces a model's attributes and hooks of this kind by stand-ins inside the block. They are
+    looked for once, their values at each entry."""
 
     def __init__(self, model: nn.Module) -> None:
         self._found = [place for module in model.modules() for place in _places(module)]
@@ -115,8 +111,8 @@ class LibraryAttributes:
 def _places(module: nn.Module) -> Iterator[_Place]:
     for key, hook in forward_hooks_of(module).items():
         if getattr(hook, "__name__", "").startswith(HOOK):
-            yield _Place(forward_hooks_of(module), key, hook, _leave_as_it_is)
-    if not _is_a_librarys(module):
+            yield _Place(forward_hooks_of(module), key, hook, lambda *_: None)
+    if not any(base.__module__.startswith(LIBRARIES) for base in type(module).__mro__):  # so below FSDP2 as well
         return
     own = vars(module)
     if "layerdrop" in own:
@@ -125,12 +121,3 @@ def _places(module: nn.Module) -> Iterator[_Place]:
         yield _Place(own, "_requires_grad", True, False)
     for adapter in own.get("module_dropout", {}):
         yield _Place(own["module_dropout"], adapter, 0, _Zero())
-
-
-def _leave_as_it_is(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-    """A forward hook that does nothing."""
-
-
-def _is_a_librarys(module: nn.Module) -> bool:
-    """Return whether a module's class, or a base of it, is of one of the libraries: so below FSDP2 as well."""
-    return any(base.__module__.startswith(LIBRARIES) for base in type(module).__mro__)

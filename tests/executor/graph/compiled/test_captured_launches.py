@@ -171,7 +171,6 @@ def test_parameters_that_move_are_captured_anew_and_a_changed_one_is_noticed(lay
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["rgcn", "rgat", "hgt"])
 def test_cuda_graphs_give_what_kernels_give(name: str) -> None:
     captured, plain = (

@@ -13,7 +13,7 @@ from loadmaster.executor.graph.structure.sampling import NeighbourSampler
 from loadmaster.models.graph.library import LAYERS
 from loadmaster.models.graph.tracing import Edges, Nodes, Traced, traced
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 6e-2}
 NODES, EDGES, TYPES, RELATIONS = 2_000, 30_000, 3, 12
 

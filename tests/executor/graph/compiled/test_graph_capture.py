@@ -109,7 +109,6 @@ def test_every_kernel_of_a_layer_is_timed_with_what_it_does(monkeypatch: pytest.
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_calibrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADMASTER_KERNEL_CACHE", str(tmp_path))
     found = calibrate.calibrated()

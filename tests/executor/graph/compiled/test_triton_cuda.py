@@ -11,10 +11,7 @@ from loadmaster.models.graph.library import layer
 from loadmaster.models.graph.lowering import greedy_schedule
 from tests.executor.graph.compiled.triton_runs import expect_as_plain, random_held, random_indices
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 # Of the greatest number of a value. The inputs of a kernel are those of its oracle, so that errors do not add up.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 LAYERS = [("rgcn", 1), ("rgat", 1), ("rgat", 4), ("hgt", 1), ("hgt", 4), ("gat", 1), ("gat", 4), ("simple-hgn", 2)]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.reference import ReferenceRunner
-from loadmaster.executor.graph.compiled.triton import TritonKernel, building, gemm, outer
+from loadmaster.executor.graph.compiled.triton import TritonKernel, building, gemm
 from loadmaster.models.graph import cut
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.library import layer
@@ -248,7 +248,7 @@ def weights_longer_than_a_program() -> None:
 @case
 def products_in_parts() -> None:
     """Rows and weights too long to be read at once, columns of several programs, sums for the last columns masked."""
-    with mock.patch.object(gemm, "WHOLE_BYTES", 64), mock.patch.object(outer, "SIDE", 16):
+    with mock.patch.multiple(gemm, WHOLE_BYTES=64, SIDE=16):
         indices = random_indices(9, 50, 4)
         for name, heads in (("rgcn", 1), ("rgat", 2), ("hgt", 2)):
             program, schedule = trained(name, 20, 36, heads)

@@ -15,10 +15,7 @@ from loadmaster.executor.graph.features.canaries import by_kernel, by_processor,
 from loadmaster.executor.graph.features.gather import gather_rows
 from loadmaster.executor.graph.features.host_memory import is_mapped
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
 
 

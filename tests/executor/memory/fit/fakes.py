@@ -9,16 +9,20 @@ import torch
 from loadmaster.executor import KnobStep
 from loadmaster.executor.memory.fit import trial_runs
 from loadmaster.executor.memory.fit.ahead.job import Job
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.values import Comparison
 from loadmaster.executor.steps.measure import Measurement
+from loadmaster.executor.steps.timeline import Timeline
 from loadmaster.models.memory.checker import check
 
 PLAN_US = 100.0
 
 
 def fake_trials(monkeypatch, trial):
-    """Measure steps by this from now on. Nobody compiles them, and nothing can be compared with plain PyTorch's."""
+    """Measure steps by this from now on. Nobody compiles them, not even for the curve of the winner's memory, and
+    nothing can be compared with plain PyTorch's."""
     monkeypatch.setattr(trial_runs, "run_trial", trial)
+    monkeypatch.setattr(Fitter, "profiled", lambda _self, _step: Timeline("cpu", (), ((0.0, 0),)))
     monkeypatch.setattr(trial_runs.TrialRuns, "compared", lambda _self, _step: Comparison(""))
 
 

@@ -27,11 +27,6 @@ from tests.executor.memory.hand_planner import HandPlanner
 from tests.executor.memory.models import mlp_case
 from tests.executor.memory.random_tower import OPERATORS, WIDTH, RandomTower
 
-
-def on_gpu(test):
-    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
-
-
 OFF = Difference("the gradient of a.weight", 0.25, "1 in norm", "0.8 in norm")
 
 
@@ -123,7 +118,7 @@ def test_every_random_operator_is_replayed():
     assert "operator by operator, with the same draws of bernoulli, exponential" in found.said
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("planned", [True, False])
 def test_every_random_operator_is_replayed_on_a_gpu(planned):
     torch.manual_seed(0)
@@ -144,7 +139,7 @@ class Attending(nn.Module):
         return self.layer(x).float().square().mean()
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("planned", [True, False])
 def test_fused_attention_has_plain_pytorchs_mask(planned):
     torch.manual_seed(0)
@@ -154,7 +149,7 @@ def test_fused_attention_has_plain_pytorchs_mask(planned):
     assert found.differs is None and "with the same draws of" in found.said
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_without_room_what_plain_pytorch_keeps_lies_in_host_memory(monkeypatch):
     model, batch = (
         nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).cuda(),

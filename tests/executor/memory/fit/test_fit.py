@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
-from loadmaster.executor import apply, capture, measure
+from loadmaster.executor import apply, capture, fit, measure
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import planned
 from loadmaster.executor.memory.fit.correction import LARGE_BYTES, allocator_reserve_bytes, factors, launches_bind
-from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
-from loadmaster.executor.memory.fit.trials import Correction, Trial, describe
+from loadmaster.executor.memory.fit.trials import Correction, Trial
 from loadmaster.executor.steps.measure import Measurement
+from loadmaster.models.fit_record import describe
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
 from tests.executor.memory.fit.fakes import fake_trials
@@ -270,7 +270,7 @@ def test_a_device_that_runs_out_of_memory_is_a_budget_not_kept(faked, problem, m
     monkeypatch.setattr(FakeTrial, "__call__", first)
     fitted, _ = faked(budget, HandPlanner(step=1))
     assert [t.kept for t in fitted.tries[:2]] == [False, True] and fitted.chosen == 1
-    assert "ran out of memory" in describe(fitted.tries[0])
+    assert "ran out of memory" in describe(fitted.tries[0].record)
     missing = budget + int(0.02 * budget) - fitted.tries[0].planned_peak_bytes
     assert fitted.tries[1].correction == Correction(missing)
 
@@ -436,7 +436,7 @@ def test_arguments_that_mean_nothing_are_refused(faked, problem):
     budget = halfway(problem)
     with pytest.raises(InputError, match="tries"):
         faked(budget, HandPlanner(), tries=0)
-    for wrong, says in ((0, "is no positive"), (-1, "is no positive"), (1e9, "is no whole number"), ("9 gigs", "9GiB")):
+    for wrong, says in ((0, "is less than 1"), (-1, "is less than 1"), (1e9, "is no whole number"), ("9 gigs", "9GiB")):
         with pytest.raises(InputError, match=f"budget_bytes: .*{says}|budget_bytes: .*as in 5GiB"):
             faked(wrong, HandPlanner())
     model, inputs, loss = convnet()
@@ -502,7 +502,7 @@ def test_errors_of_a_trial_by_hand():
     assert (under.time_error, over.time_error) == (pytest.approx(0.1), pytest.approx(-0.2))
     assert (under.excess_bytes, over.excess_bytes) == (-10, 40)
     assert replace(under, measured=Measurement(200, 0, 0.0, 200, 200, ran_out=True)).time_error == 0.0
-    assert "exceeded by" in describe(over)
+    assert "exceeded by" in describe(over.record)
 
 
 @pytest.mark.slow
@@ -567,7 +567,6 @@ def test_optimizer_state_that_is_still_to_come_counts():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("fragmentation_reserve_bytes", [0, None])
 def test_a_step_on_cuda_keeps_its_budget(fragmentation_reserve_bytes):
     with torch.device("cuda"):

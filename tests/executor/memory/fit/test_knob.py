@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from loadmaster.errors import BudgetError, InputError, LimitReachedError
-from loadmaster.executor import KnobStep, PlannedStep
+from loadmaster.executor import KnobStep, PlannedStep, fit
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import CaptureOptions
 from loadmaster.executor.memory.fit import fitter as fitting
 from loadmaster.executor.memory.fit import trial_runs
-from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.models.fit_record import load_fit
 from tests.executor.memory.fit.fakes import PLAN_US, halves
@@ -284,7 +283,6 @@ def test_the_seconds_are_told_and_known_the_next_time(runs, budget, capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_the_budget_of_the_knob_is_kept_and_found_again():
     with torch.device("cuda"):
         model, inputs, loss = transformer_case(dtype=torch.float32, batch=64, tokens=128, layers=4)

@@ -11,9 +11,8 @@ import torch
 
 import loadmaster
 from loadmaster.errors import InputError
-from loadmaster.executor import apply, capture, capture_block
+from loadmaster.executor import apply, capture, capture_block, fit
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.models.fit_record import load_fit
 from loadmaster.models.memory import plain
 from tests.executor.memory.hand_planner import HandPlanner

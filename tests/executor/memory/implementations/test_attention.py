@@ -17,7 +17,6 @@ from loadmaster.executor.memory.implementations.emitting import call
 from loadmaster.executor.steps.step_graph import is_random
 
 aten = torch.ops.aten
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 NAMES = ["flash", "efficient", "cudnn"]
 
 
@@ -94,7 +93,6 @@ def test_attention_spelled_out_replays_its_dropout_as_any_other():
 
 
 @pytest.mark.gpu
-@NEEDS_CUDA
 @pytest.mark.parametrize("name", NAMES)
 def test_same_seed_same_result_and_the_devices_own_generator_untouched(name):
     query, key, value = torch.randn(3, 2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
@@ -113,7 +111,6 @@ def test_same_seed_same_result_and_the_devices_own_generator_untouched(name):
 
 
 @pytest.mark.gpu
-@NEEDS_CUDA
 @pytest.mark.parametrize("name", NAMES)
 def test_training_step_is_plain_attention_with_the_same_seeds(name):
     backend = getattr(torch.nn.attention.SDPBackend, f"{name.upper()}_ATTENTION")

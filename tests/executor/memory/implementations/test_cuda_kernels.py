@@ -12,10 +12,7 @@ from loadmaster.executor.memory.implementations.norms import batch_norm_apply, l
 from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
 from tests.executor.memory.implementations.chunked_loss import chunked_linear_cross_entropy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 aten = torch.ops.aten
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

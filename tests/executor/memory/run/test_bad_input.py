@@ -338,7 +338,6 @@ def test_choices_of_apply_are_checked():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_plans_and_inputs_of_another_device_are_refused():
     model, inputs, loss = mlp_case()
     chosen = planned_for(model, inputs, loss)

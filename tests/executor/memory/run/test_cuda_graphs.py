@@ -23,8 +23,6 @@ from loadmaster.executor.steps.transfers import send
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 class Noisy(nn.Module):
     """Running statistics and dropout: what a step writes beside gradients, and what differs from step to step."""
@@ -154,7 +152,6 @@ def test_fit_leaves_the_mode_where_it_does_not_work(fitter, monkeypatch, why):
     assert "and runs without" in fitted.report
 
 
-@on_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", ["plan", "knob"])
 def test_replays_train_as_plain_pytorch_does(make):
@@ -173,7 +170,6 @@ def test_replays_train_as_plain_pytorch_does(make):
     torch.testing.assert_close(state, plain_state, rtol=1e-3, atol=1e-4)
 
 
-@on_gpu
 @pytest.mark.gpu
 def test_replays_launch_graphs_and_draw_other_masks():
     torch.manual_seed(0)
@@ -197,7 +193,6 @@ def test_replays_launch_graphs_and_draw_other_masks():
     assert launches.get("cudaGraphLaunch") == 2, launches
 
 
-@on_gpu
 @pytest.mark.gpu
 def test_fit_in_the_mode_keeps_the_budget():
     torch.manual_seed(0)

@@ -23,11 +23,6 @@ from loadmaster.executor.steps.one_graph.replaced_attributes import patched
 from tests.executor.memory.random_tower import OPERATORS, WIDTH, RandomTower, expect_one, shares
 from tests.executor.memory.schedules import plan, schedule
 
-
-def on_gpu(test):
-    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
-
-
 aten = torch.ops.aten
 
 
@@ -55,7 +50,7 @@ def test_compiled_dropout_on_both_sides_of_a_graph_break(knob):
     expect_one(shares(KnobStep(model, knob=knob), model, x))
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("knob", [0.0, 0.3, 0.5, 0.7, 1.0])
 def test_compiled_draws_on_a_gpu(knob, breaks):
@@ -64,7 +59,7 @@ def test_compiled_draws_on_a_gpu(knob, breaks):
     expect_one(shares(KnobStep(model, knob=knob), model, torch.randn(64, WIDTH, device="cuda")))
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_planned_draws_on_a_gpu(backend):
     torch.manual_seed(0)

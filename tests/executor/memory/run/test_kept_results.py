@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.problem import MemoryProblem
 from tests.executor.memory.schedules import plan, schedule
 
 Normalize = Callable[[nn.Module], nn.Module]
@@ -95,6 +97,13 @@ CASES: dict[str, Callable[[], tuple[Any, Tensor]]] = {
 }
 
 
+@cache
+def problem_of(name: str, backend: Any) -> MemoryProblem:
+    torch.manual_seed(0)
+    model, x = CASES[name]()
+    return capture(model, (x,), hardware="cpu", backend=backend)
+
+
 def expect_plain_steps(name: str, *, keeps: bool, backend: Any) -> None:
     """Three steps of training, the gradients and what is kept, beside those without a plan."""
     torch.manual_seed(0)
@@ -102,7 +111,7 @@ def expect_plain_steps(name: str, *, keeps: bool, backend: Any) -> None:
     torch.manual_seed(0)
     twin, _ = CASES[name]()  # tensors with a gradient cannot be copied
     near = {} if backend == "eager" else {"rtol": 1e-4, "atol": 1e-5}
-    problem = capture(model, (x,), hardware="cpu", backend=backend)
+    problem = problem_of(name, backend)
     step = apply(plan(problem, schedule(problem, lambda i: keeps)), model, backend=backend)
     for n in range(3):
         step(x + n).backward()

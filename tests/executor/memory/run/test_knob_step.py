@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch._functorch import config
 
 from loadmaster.errors import InputError
 from loadmaster.executor import KnobStep
-from tests.executor.memory.models import convnet_case, mlp_case, transformer_case
+from tests.executor.memory.models import SMALL, mlp_case
 
 
 def saved_bytes(loss):
@@ -24,7 +23,7 @@ def saved_bytes(loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "knob"), [(convnet_case, 1.0), (partial(transformer_case, layers=1), 0.0)])
+@pytest.mark.parametrize(("case", "knob"), [(SMALL["small convnet"], 1.0), (SMALL["small transformer"], 0.0)])
 def test_gradients_are_those_of_plain_pytorch(case, knob):
     model, inputs, loss = case(dtype=torch.float64)
     plain = copy.deepcopy(model)

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import TensorCache
-from loadmaster.executor.placement.cache.backends import files, spill_file
+from loadmaster.executor.placement.cache.backends import files
 from loadmaster.executor.placement.cache.backends.files import Files
-from loadmaster.executor.placement.cache.backends.spill_file import SpillFile
+from loadmaster.executor.steps import spill_file
 from loadmaster.executor.steps.measure import cpu_peak_bytes
 from loadmaster.executor.steps.pinned import HostPool
+from loadmaster.executor.steps.spill_file import SpillFile
 from tests.executor.placement.cache.small_models import LEAST, batch, blocks, expect_equal, gradients, small_files
 
 THREADS = "tensor-cache-"

@@ -17,10 +17,7 @@ from loadmaster.executor import TensorCache
 from loadmaster.executor.placement.cache.backends.files import Files
 from loadmaster.executor.placement.cache.backends.host import HostMemory
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 CYCLES = 3_000_000  # of the device that a stream stands still for, at most: about two milliseconds

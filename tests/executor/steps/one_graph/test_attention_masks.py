@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from loadmaster.executor.steps.one_graph.dynamo_graph import lay_out_masks
+from loadmaster.executor.steps.one_graph.dynamo_changes import lay_out_masks
 from tests.executor.memory.tracing import trace
 
 BATCH, HEADS, KEYS, WIDTH = 3, 2, 16, 8

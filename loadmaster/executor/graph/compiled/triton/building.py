@@ -17,7 +17,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.runner import KernelRunner, reads, stored_dtype
 from loadmaster.executor.graph.compiled.triton.expressions import Unsupported
-from loadmaster.executor.graph.compiled.triton.gemm import typed_product
+from loadmaster.executor.graph.compiled.triton.gemm import outer_product, typed_product
 from loadmaster.executor.graph.compiled.triton.generated import (
     Generated,
     Launch,
@@ -28,7 +28,6 @@ from loadmaster.executor.graph.compiled.triton.generated import (
 )
 from loadmaster.executor.graph.compiled.triton.launching import BoundLaunch, Compiled, launch_all
 from loadmaster.executor.graph.compiled.triton.maps import mapped
-from loadmaster.executor.graph.compiled.triton.outer import outer_product
 from loadmaster.executor.graph.compiled.triton.source import Argument, imported
 from loadmaster.executor.graph.compiled.triton.tables import Table, chunks, grouped_map, groups, tiles
 from loadmaster.executor.graph.compiled.triton.traverse import traversal
@@ -42,8 +41,7 @@ NARROW_NUMBERS = (1 << 31) - (1 << 20)  # offsets beyond need 64 bits
 
 class TritonKernel:
     """A kernel of a schedule, to be run on any graph. ``longest`` is (over, to), if a graph is cut by how many rows of
-    ``over`` one row of ``to`` has at the most.
-    """
+    ``over`` one row of ``to`` has at the most."""
 
     def __init__(self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype) -> None:
         self.program, self.kernel, self.kept, self.dtype = program, kernel, kept, dtype
@@ -63,13 +61,14 @@ class TritonKernel:
 
     def on(self, indices: Indices) -> KernelRunner | None:
         """Return the runner of the kernel on one graph. None where PyTorch's own operators do as well
-        (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
-        """
+        (:func:`.gemm.is_plain`, ``fold``), or nothing is generated."""
         cut, ordered = None, False
         if self.kernel.template == "traverse":
             assert self.kernel.over is not None
-            cut = _cut_of(self.kernel, self._widest, indices)
-            ordered = groups(indices, self.kernel.over, self.kernel.rows, cut.by_length).order is not None
+            over, to = self.kernel.over, self.kernel.rows
+            longest = 0 if to in WEIGHT_SPACES else indices.longest(over, to)
+            cut = cut_of(self.kernel.tile, self._widest, to, indices.rows(over), indices.rows(to), longest)
+            ordered = groups(indices, over, to, cut.by_length).order is not None
         # Spaces in which the offsets of some value need 64 bits.
         wide = frozenset(s for s, most in self._numbers.items() if indices.rows(s) * most > NARROW_NUMBERS)
         key = cut, ordered, wide, precision(self.dtype)
@@ -170,8 +169,7 @@ class TritonRunner:
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
         """Run the kernel; return what it stores, in order. InputError: a value has another type or shape than the
-        kernel was generated for, or is not contiguous.
-        """
+        kernel was generated for, or is not contiguous."""
         tensors = [held[n] for n in self._reads]
         for at, (tensor, dtype, shape) in enumerate(zip(tensors, self._dtypes, self._shapes, strict=True)):
             if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
@@ -184,13 +182,6 @@ class TritonRunner:
         if self._launches:
             launch_all(self._launches, [*tensors, *made], self._device)
         return made[: self._stored]
-
-
-def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:
-    over, to = kernel.over, kernel.rows
-    assert over is not None
-    longest = 0 if to in WEIGHT_SPACES else indices.longest(over, to)
-    return cut_of(kernel.tile, widest, to, indices.rows(over), indices.rows(to), longest)
 
 
 def _tables(

@@ -27,8 +27,7 @@ class Unsupported(Exception):
 @dataclass(frozen=True)
 class Coordinate:
     """Numbers along one dimension of a value. ``mask``: which of them there are; None: all. ``parts``, in vectors of
-    joined heads: the head, the number in the head, and how many numbers a head has.
-    """
+    joined heads: the head, the number in the head, and how many numbers a head has."""
 
     at: Register
     mask: Register | None = None
@@ -133,10 +132,6 @@ class Expressions:
     def mask(self, coordinates: Coordinates) -> Register | None:
         """The mask of these coordinates together; None: all of them exist."""
         return self.function.both(*(c.mask for c in coordinates))
-
-    def is_held(self, n: int) -> bool:
-        """Return whether a value is read from memory, or is a view of one that is."""
-        return base(self.program, n) in self.held
 
     def summed(self, made: Register, over: Coordinate) -> Register:
         """The sum of a tile along the axis of a coordinate."""
@@ -247,7 +242,7 @@ def _dot(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -
 
 def _equal(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
     a, b = (e.at(i, c[: len(e.program.types[i].shape)], rows, seen) for i in value.inputs)
-    if all(e.is_held(i) for i in value.inputs):
+    if all(base(e.program, i) in e.held for i in value.inputs):
         return e.function.combined(f"tl.where({{0}} == {{1}}, 1.0, 0.0).to({e.function.real})", a, b)
     # The greatest was found in another kernel, which may have rounded what is made again here in another order.
     rounding = 2.0**-48 if e.function.real == "tl.float64" else 2.0**-20

@@ -95,6 +95,13 @@ class Function:
         self.arguments[name] = bound
         return name
 
+    def of_table(self, table: str, columns: Sequence[str], suffix: str = "") -> None:
+        """Load this program's row of a table of a graph: each column becomes a name, with this suffix."""
+        self.body.add(f"{table} = tl.program_id(0)")
+        for column in columns:
+            name = self.parameter(f"{table}_{column}", "table", f"{table}_{column}")
+            self.body.add(f"{column}{suffix} = tl.load({name} + {table})")
+
     def axis(self, name: str, size: int) -> str:
         """Declare an axis of tiles; tiles have their axes in the order in which they are first named here."""
         assert self.sizes.setdefault(name, size) == size, name

@@ -22,8 +22,7 @@ Table = Mapping[str, Tensor]
 @dataclass(frozen=True)
 class Groups:
     """The rows that belong to each row, in the order in which a traversal takes them. ``rows``: the row of each place
-    (None: its own number); ``ptr``: where that row's rows begin in ``order`` (None: 0, 1, 2, ...).
-    """
+    (None: its own number); ``ptr``: where that row's rows begin in ``order`` (None: 0, 1, 2, ...)."""
 
     rows: Tensor | None
     ptr: Tensor
@@ -32,8 +31,7 @@ class Groups:
 
 def groups(indices: Indices, over: Space, to: Space, by_length: bool) -> Groups:
     """The rows of ``over`` that belong to each row of ``to``. ``by_length``: rows with many come first, so that a
-    program takes rows of like length together.
-    """
+    program takes rows of like length together."""
 
     def sorted_groups() -> Groups:
         ptr, order = indices.groups(over, to)
@@ -54,8 +52,7 @@ def groups(indices: Indices, over: Space, to: Space, by_length: bool) -> Groups:
 
 def grouped_map(indices: Indices, over: Space, to: Space, of: Space, by_length: bool) -> Tensor | None:
     """The row of ``of`` of each row of ``over``, in the order in which a traversal takes these. So a traversal reads
-    neighbours' numbers next to each other, where the map by number would be read all over.
-    """
+    neighbours' numbers next to each other, where the map by number would be read all over."""
     order = groups(indices, over, to, by_length).order
     plain = indices.map(over, of)
     if order is None or plain is None:

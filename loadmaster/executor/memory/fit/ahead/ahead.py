@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from loadmaster.executor.memory.fit.ahead.background import cores
 from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job, Part
 from loadmaster.executor.memory.implementations.registry import EVERYTHING, ImplementationFilter
+from loadmaster.executor.steps.host_link import cores
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import Half

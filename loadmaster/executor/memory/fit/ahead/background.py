@@ -7,13 +7,13 @@ What is timed is timed alone: :meth:`Background.settle` waits until nothing runs
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from loadmaster.cancelling import cancelled_by
+from loadmaster.executor.steps.host_link import cores
 
 # For the solver, the compiler and what it starts: on two the solver would take from the compiler what it gains.
 LEAST_CORES = 4
@@ -116,8 +116,3 @@ class Background:
         if self._work is not None:
             self._work.end()
         self._work = None
-
-
-def cores() -> int:
-    """Number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.triton_kernels.elementwise import BLOCK, grid, is_wide, positions
+from loadmaster.executor.memory.implementations.triton_kernels.elementwise import launch, positions
 
 ROW_BLOCK = 2048  # logits of a row per load
 ROW_WARPS = 8
@@ -193,6 +193,4 @@ def _scaled(x, scale, result, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 def scaled(x: Tensor, scale: Tensor, result: Tensor) -> None:
     """Write ``x * scale`` to ``result``: same shape, both contiguous, any two dtypes."""
-    count = x.numel()
-    if count:
-        _scaled[grid(count)](x, scale, result, count, WIDE=is_wide(count), BLOCK=BLOCK)
+    launch(_scaled, x.numel(), x, scale, result, x.numel())

@@ -9,6 +9,8 @@ a byte holds.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -28,6 +30,12 @@ DIGITS = 4  # dimensions that the dropout kernel tells apart: those in memory in
 def grid(count: int, block: int = BLOCK) -> tuple[int]:
     """Launch grid with one program for every block of this many elements."""
     return (triton.cdiv(count, block),)
+
+
+def launch(kernel: Any, count: int, *arguments: object, **constants: object) -> None:
+    """Run a kernel over this many elements, if there are any."""
+    if count:
+        kernel[grid(count)](*arguments, **constants, WIDE=is_wide(count), BLOCK=BLOCK)
 
 
 def is_wide(count: int) -> bool:
@@ -99,14 +107,10 @@ def seeded_dropout(x: Tensor, seed: Tensor, scale: float, threshold: int) -> Ten
         copy = seeded_dropout(x.contiguous(), seed, scale, threshold)
         return torch.empty_like(x).copy_(copy)
     result = torch.empty_like(x)
-    count = x.numel()
-    if count:
-        steps = [(1, 0)] * (DIGITS - len(steps)) + steps
-        digits = {f"SIZE_{i}": size for i, (size, _) in enumerate(steps) if i}
-        digits |= {f"STEP_{i}": step for i, (_, step) in enumerate(steps)}
-        _seeded_dropout[grid(count)](
-            x, seed, result, count, threshold, **digits, SCALE=scale, WIDE=is_wide(count), BLOCK=BLOCK
-        )
+    steps = [(1, 0)] * (DIGITS - len(steps)) + steps
+    digits = {f"SIZE_{i}": size for i, (size, _) in enumerate(steps) if i}
+    digits |= {f"STEP_{i}": step for i, (_, step) in enumerate(steps)}
+    launch(_seeded_dropout, x.numel(), x, seed, result, x.numel(), threshold, **digits, SCALE=scale)
     return result
 
 
@@ -225,12 +229,8 @@ def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | Non
     """Triton form of :func:`loadmaster.executor.memory.implementations.norms.batch_norm_apply`."""
     x = dense(x)
     result = torch.empty_like(x)
-    count = x.numel()
-    if count:
-        places = {"CHANNELS": x.shape[1], "INNER": x.stride(1) if x.shape[1] != 1 else 1}
-        _batch_norm_apply[grid(count)](
-            x, mean, rstd, weight, bias, result, count, **places, WIDE=is_wide(count), BLOCK=BLOCK
-        )
+    places = {"CHANNELS": x.shape[1], "INNER": x.stride(1) if x.shape[1] != 1 else 1}
+    launch(_batch_norm_apply, x.numel(), x, mean, rstd, weight, bias, result, x.numel(), **places)
     return result
 
 
@@ -258,12 +258,8 @@ def layer_norm_apply(
 ) -> None:
     """Write the normalized rows to ``result``; all tensors are contiguous. See
     :func:`loadmaster.executor.memory.implementations.norms.layer_norm_apply`."""
-    count = x.numel()
-    if count:
-        width = count // rstd.numel()
-        _layer_norm_apply[grid(count)](
-            x, mean, rstd, weight, bias, result, count, WIDTH=width, WIDE=is_wide(count), BLOCK=BLOCK
-        )
+    width = x.numel() // max(1, rstd.numel())
+    launch(_layer_norm_apply, x.numel(), x, mean, rstd, weight, bias, result, x.numel(), WIDTH=width)
 
 
 @triton.jit
@@ -308,9 +304,5 @@ def norm_input(output: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor
         width = output.numel() // max(1, rstd.numel())
         places = {"GROUP": width, "GROUPS": rstd.numel(), "INNER": 1, "CHANNELS": width}
     result = torch.empty_like(output)
-    count = output.numel()
-    if count:
-        _norm_input[grid(count)](
-            output, mean, rstd, weight, bias, result, count, **places, WIDE=is_wide(count), BLOCK=BLOCK
-        )
+    launch(_norm_input, output.numel(), output, mean, rstd, weight, bias, result, output.numel(), **places)
     return result

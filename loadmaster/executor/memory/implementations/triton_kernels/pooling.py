@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.triton_kernels.elementwise import BLOCK, grid, is_wide, positions
+from loadmaster.executor.memory.implementations.triton_kernels.elementwise import launch, positions
 from loadmaster.executor.steps.layouts import dense
 
 
@@ -47,21 +47,10 @@ def pool_offsets(indices: Tensor, width: int, *window: Sequence[int]) -> Tensor:
     """Triton form of :func:`loadmaster.executor.memory.implementations.pooling.pool_offsets`."""
     indices = dense(indices)
     offsets = torch.empty_like(indices, dtype=torch.uint8)
-    count = indices.numel()
-    if count:
-        _pool_offsets[grid(count)](
-            indices,
-            offsets,
-            count,
-            WIDTH=width,
-            POOLED_H=indices.shape[-2],
-            POOLED_W=indices.shape[-1],
-            ROW=max(1, indices.stride(-2)),
-            COLUMN=max(1, indices.stride(-1)),
-            **_window(*window),
-            WIDE=is_wide(count),
-            BLOCK=BLOCK,
-        )
+    pooled = {"POOLED_H": indices.shape[-2], "POOLED_W": indices.shape[-1]}
+    steps = {"ROW": max(1, indices.stride(-2)), "COLUMN": max(1, indices.stride(-1))}
+    constants = {"WIDTH": width, **pooled, **steps, **_window(*window)}
+    launch(_pool_offsets, indices.numel(), indices, offsets, indices.numel(), **constants)
     return offsets
 
 
@@ -131,30 +120,16 @@ def pool_offset_backward(gradient: Tensor, offsets: Tensor, result: Tensor, *win
     :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`."""
     gradient, offsets, result = (t if t.dim() == 4 else t.unsqueeze(0) for t in (gradient, offsets, result))
     _, channels, height, width = result.shape
-    count = result.numel()
-    if count:
-        _pool_offset_backward[grid(count)](
-            gradient,
-            offsets,
-            result,
-            count,
-            *gradient.stride(),
-            *offsets.stride(),
-            CHANNELS=channels,
-            HEIGHT=height,
-            WIDTH=width,
-            SAMPLE=channels * height * width,
-            CHANNEL=result.stride(1),
-            ROW=result.stride(2),
-            COLUMN=result.stride(3),
-            POOLED_H=gradient.shape[2],
-            POOLED_W=gradient.shape[3],
-            KERNEL_H=window[0][0],
-            **_window(*window),
-            DOUBLE=gradient.dtype == torch.float64,
-            WIDE=is_wide(count),
-            BLOCK=BLOCK,
-        )
+    steps = {"SAMPLE": channels * height * width, "CHANNEL": result.stride(1)}
+    steps |= {"ROW": result.stride(2), "COLUMN": result.stride(3)}
+    pooled = {"POOLED_H": gradient.shape[2], "POOLED_W": gradient.shape[3], "KERNEL_H": window[0][0]}
+    launch(
+        _pool_offset_backward,
+        result.numel(),
+        *(gradient, offsets, result, result.numel(), *gradient.stride(), *offsets.stride()),
+        **{"CHANNELS": channels, "HEIGHT": height, "WIDTH": width, **steps, **pooled, **_window(*window)},
+        DOUBLE=gradient.dtype == torch.float64,
+    )
 
 
 def _window(

@@ -12,7 +12,6 @@ import importlib.util
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
@@ -20,38 +19,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.errors import InputError
 from loadmaster.executor.placement.cache.backends.protocol import Counters, Stored, Transfer
-from loadmaster.executor.placement.cache.backends.spill_file import ALIGNMENT_BYTES, SpillFile
 from loadmaster.executor.placement.cache.backends.workers import Group, Workers
 from loadmaster.executor.steps.pinned import HostPool
+from loadmaster.executor.steps.spill_file import ALIGNMENT_BYTES, SpillFile
 
 CHUNK_BYTES = 8 << 20
 THREADS = 4  # each way and folder
 _DRIVER = Path("/proc/driver/nvidia-fs/version")
 
 
-@dataclass(eq=False)
-class _Job:
+class _Job(Group):
     """A copy of a whole tensor, by chunks; ``slots`` has each chunk's file and the slot in it, once that is written."""
 
-    size_bytes: int
-    workers: Workers
-    group: Group
-    first_file: int
-    slots: list[tuple[SpillFile, int] | None] = field(default_factory=list)
-
-    def over(self) -> bool:
-        return self.group.over()
-
-    def wait(self) -> None:
-        self.group.wait(self.workers)
-
-    def failure(self) -> LoadmasterError | None:
-        return self.group.failure()
-
-    def cancel(self) -> bool:
-        return self.group.cancel()
+    def __init__(self, size_bytes: int, workers: Workers, chunks: int, first_file: int) -> None:
+        super().__init__(chunks, workers)
+        self.size_bytes, self.first_file = size_bytes, first_file
+        self.slots: list[tuple[SpillFile, int] | None] = [None] * chunks
 
 
 class _Meter:
@@ -79,11 +64,9 @@ class _Meter:
 
 
 class Files:
-    """Backend that keeps tensors in files without names, striped over folders, one a disk; each gets a file.
-
-    For each folder, ``threads`` store and as many load. They copy ``chunk_bytes`` at a time, a multiple of 4096. Raises
-    InputError for other values, and if a folder is not there, or nothing can be written to it.
-    """
+    """Backend that keeps tensors in files without names, striped over folders, one a disk; each gets a file. For each
+    folder, ``threads`` store and as many load. They copy ``chunk_bytes`` at a time, a multiple of 4096. Raises
+    InputError for other values, and if a folder is not there, or nothing can be written to it."""
 
     waits_on_device = False
 
@@ -116,7 +99,7 @@ class Files:
         job = self._job(source.numel(), self._stores)
         made = _event_of(source)
         for n in range(len(job.slots)):
-            self._stores.submit(job.group, partial(self._store_chunk, job, n, source, made))
+            self._stores.submit(job, partial(self._store_chunk, job, n, source, made))
         self._turn += len(job.slots)
         return job
 
@@ -125,7 +108,7 @@ class Files:
         job = self._job(stored.size_bytes, self._loads)
         allocated = _event_of(target)
         for n in range(len(stored.slots)):
-            self._loads.submit(job.group, partial(self._load_chunk, stored, n, target, allocated))
+            self._loads.submit(job, partial(self._load_chunk, stored, n, target, allocated))
         return job
 
     def free(self, stored: Stored) -> None:
@@ -141,12 +124,7 @@ class Files:
         if buffered:
             notes["page_cache"] = f"{', '.join(buffered)}: the file system refuses O_DIRECT, so the page cache is used"
         return Counters(
-            self._out.size_bytes,
-            self._in.size_bytes,
-            self._out.seconds,
-            self._in.seconds,
-            self._pool.held_bytes,
-            notes,
+            self._out.size_bytes, self._in.size_bytes, self._out.seconds, self._in.seconds, self._pool.held_bytes, notes
         )
 
     def close(self) -> None:
@@ -159,8 +137,7 @@ class Files:
             file.close()
 
     def _job(self, size_bytes: int, workers: Workers) -> _Job:
-        chunks = -(-size_bytes // self.chunk_bytes)
-        return _Job(size_bytes, workers, Group(chunks), self._turn, [None] * chunks)
+        return _Job(size_bytes, workers, -(-size_bytes // self.chunk_bytes), self._turn)
 
     def _store_chunk(self, job: _Job, n: int, source: Tensor, made: torch.cuda.Event | None) -> None:
         file = self._files[(job.first_file + n) % len(self._files)]

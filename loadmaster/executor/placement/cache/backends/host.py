@@ -26,8 +26,7 @@ from loadmaster.executor.steps.pinned import SLAB_BYTES, HostPool
 @dataclass(eq=False)
 class _Copy:
     """A copy to the host or back, over on return if ``over_at`` is None. ``made_on`` is the stream that the source's
-    memory belongs to; ``read_at`` comes after the last copy back of this block.
-    """
+    memory belongs to; ``read_at`` comes after the last copy back of this block."""
 
     size_bytes: int
     block: Tensor
@@ -87,8 +86,7 @@ class _Meter:
 
 class HostMemory:
     """Backend that keeps tensors in host memory, pinned where they come from a CUDA device, up to ``capacity_bytes``;
-    None: half of the host's memory (or of the container's). A tensor that finds no room stays on the device.
-    """
+    None: half of the host's memory (or of the container's). A tensor that finds no room stays on the device."""
 
     waits_on_device = True
 

@@ -33,8 +33,7 @@ class Stored(Transfer, Protocol):
 @dataclass(frozen=True)
 class Counters:
     """Figures of a backend: bytes written to it and read from it, seconds while at least one such copy ran, host memory
-    that it held at most, and notes for the user, by subject.
-    """
+    that it held at most, and notes for the user, by subject."""
 
     written_bytes: int = 0
     read_bytes: int = 0
@@ -54,8 +53,7 @@ def rates(done: Counters) -> tuple[float, float] | None:
 
 class Backend(Protocol):
     """A place for tensors. Calls come from one thread at a time, copies may end on others. ``waits_on_device``: waiting
-    for a copy costs the host nothing, because a stream of the device waits.
-    """
+    for a copy costs the host nothing, because a stream of the device waits."""
 
     waits_on_device: bool
 

@@ -12,9 +12,10 @@ _LOOK_S = 0.2  # a waiting thread looks this often whether there still is anybod
 
 
 class Group:
-    """Jobs that together make one copy."""
+    """Jobs that together make one copy, done by ``workers``."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, workers: Workers) -> None:
+        self._workers = workers
         self._left, self._begun, self._cancelled = jobs, False, False
         self._error: LoadmasterError | None = None
         self._lock = threading.Lock()
@@ -52,10 +53,10 @@ class Group:
         """Return the first error of a job; None where all went well."""
         return self._error
 
-    def wait(self, workers: Workers) -> None:
+    def wait(self) -> None:
         """Wait until the group is over; jobs whose threads are gone fail."""
         while not self._over.wait(_LOOK_S):
-            workers.fail_what_nobody_does()
+            self._workers.fail_what_nobody_does()
 
 
 class Workers:

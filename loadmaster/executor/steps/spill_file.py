@@ -34,8 +34,7 @@ _REMEDIES = {
 
 class SpillFile:
     """Slots of ``slot_bytes``, a multiple of ``ALIGNMENT_BYTES``, in one file without a name. Raises InputError if
-    there is no such folder, or nothing can be written there.
-    """
+    there is no such folder, or nothing can be written there."""
 
     def __init__(self, folder: Path, slot_bytes: int) -> None:
         self.folder, self.slot_bytes = folder, slot_bytes
@@ -60,8 +59,7 @@ class SpillFile:
 
     def write(self, slot: int, block: Tensor) -> None:
         """Write the first bytes of a slot: uint8 [n], aligned, n a multiple of ``ALIGNMENT_BYTES``. Raises InputError
-        if not all of them could be written.
-        """
+        if not all of them could be written."""
         view, place, done = _bytes_of(block), slot * self.slot_bytes, 0
         while done < len(view):
             try:

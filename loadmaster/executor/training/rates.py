@@ -1,0 +1,76 @@
+"""Rates of updates and moves, measured with the user's own optimizer."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from loadmaster.executor.training.meter import Meter
+from loadmaster.executor.training.updates import GroupOptimizer, HostThread, host_threads
+
+SAMPLE_ELEMENTS = 1 << 25
+_SAMPLES = 6
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of updates and moves. Those of the host are measured all at once: they share its memory.
+
+    Attributes:
+        device_us, host_us: time of an update for each element.
+        to_host_gbps, from_host_gbps: of pinned copies, both ways at the same time.
+    """
+
+    device_us: float
+    host_us: float
+    to_host_gbps: float
+    from_host_gbps: float
+
+
+def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch.dtype | None) -> Rates:
+    """Measure the user's optimizer on a sample on the device, then on the host while copies go both ways. ``copies``
+    is the format of gradients there; None: that of the weights."""
+    there, device_us = _sample(optimizer, meter.device), []
+    for _ in range(_SAMPLES):
+        for master in there.masters:
+            master.grad = torch.ones_like(master)
+        start = meter.mark()
+        there.step(there.settings())
+        device_us.append(meter.us(start, meter.mark()))
+    host, links = HostThread(host_threads()), [meter.link(to_host=way) for way in (True, False)]
+    try:
+        updates = host.submit(lambda: _host_update_us(host, optimizer, copies or torch.float32))
+        while not updates.done():
+            for link in links:
+                link.go()
+        host_us = updates.result()
+    finally:
+        host.shut_down()
+    return Rates(
+        statistics.median(device_us[1:]) / SAMPLE_ELEMENTS,
+        statistics.median(host_us[1:]) / SAMPLE_ELEMENTS,
+        *(link.gbps() for link in links),
+    )
+
+
+def _sample(optimizer: torch.optim.Optimizer, device: torch.device) -> GroupOptimizer:
+    sample = nn.Parameter(torch.zeros(SAMPLE_ELEMENTS >> 12, 1 << 12, device=device))
+    return GroupOptimizer(optimizer, 0, [sample], sample.device)
+
+
+@torch.no_grad()
+def _host_update_us(host: HostThread, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> list[float]:
+    """Times of updates on the host with the casts of gradient and copy. In the host's thread."""
+    here = _sample(optimizer, torch.device("cpu"))
+    gradient = torch.ones(here.masters[0].shape, dtype=dtype)
+    copied, times = torch.empty_like(gradient), []
+    for _ in range(_SAMPLES):
+        began = time.perf_counter()
+        host.update(here, [gradient], here.settings(), None)
+        copied.copy_(here.masters[0])
+        times.append(1e6 * (time.perf_counter() - began))
+    return times

@@ -1,0 +1,186 @@
+"""A planned model is saved and loaded as PyTorch's own functions do it, copied, and kept apart from its copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+
+from loadmaster.errors import InputError
+from loadmaster.executor.training import step as step_module
+from loadmaster.executor.training.copies import HostMover, Move
+from loadmaster.models.training.ways import TRAINED, Way
+from tests.executor.training.planned_nets import HOST_UPDATED, RESIDENT, STATE_AWAY, STREAMED, Net
+from tests.executor.training.side_by_side import EACH_WAY, STEPS, Both, adamw, trained_equally
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_training_resumes_from_a_distributed_checkpoint(together: bool, tmp_path: Path) -> None:
+    both = Both(*TRAINED, max_norm=0.3)
+    both.step()
+    if together:
+        weights, state = get_state_dict(both.model, both.optimizer)
+    else:
+        weights, state = both.model.state_dict(), get_optimizer_state_dict(both.model, both.optimizer)
+    expected, expected_state = get_state_dict(both.plain, both.plain_optimizer)
+    assert weights.keys() == expected.keys()
+    assert state["state"].keys() == expected_state["state"].keys()
+    for name, values in expected_state["state"].items():
+        torch.testing.assert_close(state["state"][name], values)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+    trained_equally(both)  # what was asked goes on as it was
+    both = Both(RESIDENT, max_norm=0.3)
+    both.step()
+    both.planned.release()
+    torch.manual_seed(7)
+    both.model = Net()
+    both.optimizer = adamw(both.model)
+    weights, state = get_state_dict(both.model, both.optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+    set_state_dict(both.model, both.optimizer, model_state_dict=weights, optim_state_dict=state)
+    both.optimizer.zero_grad()
+    both.planned = both.plan(HOST_UPDATED, STREAMED)
+    trained_equally(both)
+
+
+def test_a_distributed_checkpoint_before_any_step_changes_nothing() -> None:
+    both = Both(*TRAINED)
+    get_optimizer_state_dict(both.model, both.optimizer)
+    get_model_state_dict(both.model)
+    trained_equally(both)
+
+
+@EACH_WAY
+def test_a_part_of_a_model_saves_whole(ways: tuple[Way, ...]) -> None:
+    both = Both(*ways, max_norm=0.3)
+    both.step()
+    for name, value in both.plain.blocks.state_dict().items():
+        torch.testing.assert_close(both.model.blocks.state_dict()[name], value)
+    outer = torch.nn.ModuleDict({"inner": both.model}).state_dict()
+    for name, value in both.plain.state_dict().items():
+        torch.testing.assert_close(outer[f"inner.{name}"], value)
+    torch.testing.assert_close(
+        both.model.blocks[1].up.state_dict()["weight"], both.plain.blocks[1].up.state_dict()["weight"]
+    )
+
+
+@pytest.mark.parametrize("use", [copy.deepcopy, lambda model: torch.save(model, io.BytesIO())])
+@pytest.mark.parametrize("way", [RESIDENT, STREAMED], ids=lambda way: way.name)
+def test_a_planned_model_says_why_it_cannot_be_copied(way: Way, use: Callable[[Net], object]) -> None:
+    both = Both(way)
+    both.step()
+    with pytest.raises(InputError, match=r"state_dict\(\), or release"):
+        use(both.model)
+    trained_equally(both)
+    both.planned.release()
+    use(both.model)
+
+
+@pytest.mark.parametrize("use", [copy.deepcopy, pickle.dumps, lambda optimizer: torch.save(optimizer, io.BytesIO())])
+@pytest.mark.parametrize("way", [RESIDENT, STATE_AWAY], ids=lambda way: way.name)
+def test_a_planned_optimizer_says_why_it_cannot_be_copied(
+    way: Way, use: Callable[[torch.optim.Optimizer], object]
+) -> None:
+    both = Both(way)
+    both.step()
+    with pytest.raises(InputError, match=r"state_dict\(\), or release"):
+        use(both.optimizer)
+    with pytest.raises(InputError, match=r"state_dict\(\), or release"):
+        _ = both.optimizer.state[both.model.norm.weight]["exp_avg"]
+    trained_equally(both)
+    both.planned.release()
+    found = copy.deepcopy(both.optimizer).state_dict()["state"]
+    for number, state in both.plain_optimizer.state_dict()["state"].items():
+        torch.testing.assert_close(found[number], state, rtol=1e-4, atol=1e-6)
+
+
+def test_a_distributed_checkpoint_before_any_step_is_loaded_as_plain_pytorch_s(tmp_path: Path) -> None:
+    both = Both(*TRAINED)
+    get_state_dict(both.plain, both.plain_optimizer)  # which makes a step with gradients of zero
+    weights, state = get_state_dict(both.model, both.optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+    both.planned.release()
+    torch.manual_seed(7)
+    both.model = Net()
+    both.optimizer = adamw(both.model)
+    weights, state = get_state_dict(both.model, both.optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+    set_state_dict(both.model, both.optimizer, model_state_dict=weights, optim_state_dict=state)
+    both.planned = both.plan(HOST_UPDATED, STREAMED)
+    trained_equally(both)
+
+
+class Late(HostMover):
+    """Mover whose moves are made when somebody waits for them, in the order of their queue, and not before: what does
+    not wait reads what was there before, as it may on a GPU."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._queues: dict[bool, list[_LateMove]] = {True: [], False: []}
+
+    def load(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
+        return self._queued(target, source, after, up=True)
+
+    def store(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
+        return self._queued(target, source, after, up=False)
+
+    def _queued(self, target: Tensor, source: Tensor, after: Sequence[Move], *, up: bool) -> Move:
+        with self._lock:
+            move = _LateMove(self, up, target, source, tuple(after))
+            self._queues[up].append(move)
+            return move
+
+    def run_until(self, move: _LateMove) -> None:
+        """Make all moves of a queue up to this one."""
+        queue = self._queues[move.up]
+        with self._lock, torch.no_grad():
+            while move in queue:
+                first = queue[0]
+                for before in first.after:
+                    before.wait()
+                first.target.copy_(first.source)
+                queue.pop(0)
+
+
+class _LateMove:
+    def __init__(self, mover: Late, up: bool, target: Tensor, source: Tensor, after: tuple[Move, ...]) -> None:
+        self._mover, self.up, self.target, self.source, self.after = mover, up, target, source, after
+
+    def wait(self) -> None:
+        self._mover.run_until(self)
+
+    finish = wait
+
+
+@EACH_WAY
+@pytest.mark.parametrize(("max_norm", "saves"), [(None, False), (0.3, False), (0.3, True)])
+def test_whoever_reads_moved_values_waits_for_them(
+    ways: tuple[Way, ...], max_norm: float | None, saves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "mover_of", lambda _: Late())
+    both = Both(*ways, max_norm=max_norm)
+    for _ in range(STEPS):
+        plain, planned = both.step()
+        torch.testing.assert_close(planned, plain, rtol=1e-5, atol=1e-6)
+        if saves:
+            found = both.model.state_dict()
+            for name, value in both.plain.state_dict().items():
+                torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    both.expect_equal()
+    both.planned.release()
+    for p, q in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
