@@ -110,16 +110,17 @@ class _Service(Generic[HandleT]):
         options: Options = None,
         *,
         budgets_bytes: Sequence[int | str] | None = None,
+        prices: bool = False,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:
-        """Plan a problem under several limits of its kind (or ``budgets_bytes``), and wait for all of them.
+        """Plan a problem under several limits of its kind, and wait for all of them; ``prices``: as in PlanOptions.
 
         Raises:
             WaitTimeoutError: it took longer; the plans go on.
         """
         deadline = Deadline(timeout_s)
-        call = protocol.frontier_call(problem, limits, budgets_bytes, options, labels)
+        call = protocol.frontier_call(problem, limits, budgets_bytes, options, labels, prices=prices)
         found = protocol.resource(FrontierResource, await self._call(call))
         while not found.final:
             if deadline.over:

@@ -131,11 +131,21 @@ class PlanPage(BaseModel):
     next: str | None
 
 
+class PriceDocument(BaseModel):
+    """Worth of a little more of a resource: by how much the proved bound is lower with it (null: not proved in time),
+    and by how much the best plan that was found is better."""
+
+    more: str
+    bound_falls: float | None = None
+    plan_gains: float
+
+
 class FrontierPoint(BaseModel):
     """One limit of a frontier (and ``budget_bytes``, where it is that).
 
     A plan for a smaller limit serves a larger one, and a bound for a larger limit holds for a smaller one:
-    objective and bound are the best over the frontier, ``plan`` is the job whose plan gives that objective.
+    objective and bound are the best over the frontier, ``plan`` is the job whose plan gives that objective. ``prices``
+    are there where the option of that name was given and the job has a plan.
     """
 
     limit: int | None = None
@@ -146,6 +156,7 @@ class FrontierPoint(BaseModel):
     objective: float | None
     bound: float | None
     gap: float | None
+    prices: list[PriceDocument] | None = None
 
 
 class FrontierResource(BaseModel):

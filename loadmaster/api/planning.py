@@ -99,7 +99,7 @@ class FloorPlanner:
             name=typed.name,
             options=asked.to_document(),
             gap=asked.gap,
-            time_limit_s=asked.time_limit_s,
+            time_limit_s=asked.wall_s,
             limit=limit,
             cache_key=planner.cache_key(typed, asked),
             sizes=typed.sizes,

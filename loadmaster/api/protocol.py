@@ -197,11 +197,16 @@ def frontier_call(
     budgets_bytes: Sequence[int | str] | None,
     options: Options,
     labels: Mapping[str, str] | None,
+    *,
+    prices: bool = False,
 ) -> Call:
     """Build the call ``POST /v1/frontiers`` with limits or budgets."""
     given = {"limits": limits, "budgets_bytes": budgets_bytes}
     points = {name: list(values) for name, values in given.items() if values is not None}
-    return Call("POST", "/v1/frontiers", body={**_request(problem, options, labels), **points}, headers=_key())
+    request = _request(problem, options, labels)
+    if prices:
+        request["options"]["prices"] = True
+    return Call("POST", "/v1/frontiers", body={**request, **points}, headers=_key())
 
 
 def list_call(state: str | None, kind: str | None, label: tuple[str, str] | None, owner: str | None) -> Call:

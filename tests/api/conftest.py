@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from private_postgresql import PrivatePostgresql, programs
+from private_postgresql import PrivatePostgresql, copied, programs
 from running_service import RunningService
 from thread_job import ThreadJob
 
 from loadmaster.api.client import Client
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.worker.worker import Worker
 
 HERE = Path(__file__).parent
@@ -33,10 +34,18 @@ def postgresql() -> Iterator[PrivatePostgresql]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database with this release's tables and nothing in them: migrations take longer than most tests."""
+    path = tmp_path_factory.mktemp("migrated") / "service.db"
+    Database(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
+def database_url(migrated_file: Path, tmp_path: Path) -> str:
     """A fresh database."""
-    return f"sqlite:///{tmp_path / 'service.db'}"
+    return copied(migrated_file, tmp_path)
 
 
 def quick_settings(database_url: str, **changes: Any) -> Settings:

@@ -38,6 +38,7 @@ PRESETS = (
     "partition --model rnn-10-8k --mesh 2x2 --budget 16GiB",
     "graph --model rgcn --dataset mutag --budget 1GiB",
     "index --distribution outliers --keys 2000 --operations 4000 --budget 1GiB",
+    "training --model gpt2 --budget 1GiB",
 )
 _JUNK: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e-320, 1e308),

@@ -7,10 +7,13 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+from functools import cached_property
 from pathlib import Path
 
 import psycopg
 import pytest
+
+from loadmaster.api.store.database import Database
 
 # Where Debian keeps them: not on the path, and several versions side by side.
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -56,13 +59,31 @@ class PrivatePostgresql:
             start_new_session=True,
         )
 
-    def new_database(self) -> str:
-        """The URL of an empty one: a user, and a schema that is all this user sees. A true database takes long."""
+    def new_database(self, *, empty: bool = False) -> str:
+        """The URL of one, with this release's tables unless it is to be empty: a user, and a schema that is all this
+        user sees. A true database takes long."""
         name = f"test_{secrets.token_hex(6)}"
         with psycopg.connect(self._url("loadmaster")) as connection:
             connection.execute(f"CREATE ROLE {name} LOGIN".encode())
             connection.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}".encode())
+        if not empty:
+            with psycopg.connect(self._url(name)) as connection:
+                connection.execute(self._tables.replace("TEMPLATE", name).encode())
         return self._url(name)
+
+    @cached_property
+    def _tables(self) -> str:
+        """Statements that lead to what migrations lead to, which take longer than most tests, in a schema TEMPLATE."""
+        url = self.new_database(empty=True)
+        Database(url).close()
+        name = url.removeprefix("postgresql://").partition("@")[0]
+        # Where initdb truly is: not all programs need have a link on the path.
+        program = (self._programs / "initdb").resolve().with_name("pg_dump")
+        dump = [*self._who, str(program), f"--schema={name}", "--inserts", "--no-owner", f"--dbname={url}"]
+        done = subprocess.run(dump, capture_output=True, text=True, check=True, cwd=self._folder)
+        # Lines of pg_dump's for psql alone, and the schema that is there.
+        lines = [line for line in done.stdout.splitlines() if not line.startswith(("\\", "CREATE SCHEMA", "--"))]
+        return "\n".join(lines).replace(name, "TEMPLATE")
 
     def cut(self) -> None:
         """Break all connections, as a restart does."""
@@ -93,7 +114,24 @@ class PrivatePostgresql:
 def each_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database of each sort. A file whose tests are for both says ``database_url = each_database_url``."""
     if request.param == "sqlite":
+        return copied(request.getfixturevalue("migrated_file"), tmp_path)
+    return _server(request).new_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same without this release's tables, for tests of how they come to be."""
+    if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'service.db'}"
+    return _server(request).new_database(empty=True)
+
+
+def _server(request: pytest.FixtureRequest) -> PrivatePostgresql:
     server = request.getfixturevalue("postgresql")
     assert isinstance(server, PrivatePostgresql)
-    return server.new_database()
+    return server
+
+
+def copied(migrated_file: Path, folder: Path) -> str:
+    """The URL of a copy of a SQLite database in a folder."""
+    return f"sqlite:///{shutil.copy(migrated_file, folder / 'service.db')}"

@@ -10,6 +10,7 @@ import pytest
 import loadmaster
 from loadmaster.api.report.graph import views
 from loadmaster.api.report.graph.view import GraphView
+from loadmaster.api.report.views import html
 from loadmaster.errors import InputError
 from loadmaster.models.graph.limits import enough_bytes
 from loadmaster.models.graph.plan import GraphPlan
@@ -67,7 +68,7 @@ def test_an_infeasible_plan_says_what_works() -> None:
 
 
 def test_the_page_holds_program_and_kernels(seen: GraphView) -> None:
-    page = views.html(seen).decode()
+    page = html(seen).decode()
     assert "Where the time goes" in page
     assert "The program" in page
     assert all(row.name in page for row in seen.values)

@@ -10,6 +10,7 @@ import pytest
 import loadmaster
 from loadmaster.api.report.partition import views
 from loadmaster.api.report.partition.view import PartitionView
+from loadmaster.api.report.views import html
 from loadmaster.errors import InputError
 from loadmaster.models.partition.plan import PartitionPlan
 from tests.models.partition.instances import two_products
@@ -53,7 +54,7 @@ def test_a_table_has_a_row_for_every_tensor(bytes_view: PartitionView) -> None:
 
 
 def test_a_page_and_a_picture(bytes_view: PartitionView) -> None:
-    page = views.html(bytes_view).decode()
+    page = html(bytes_view).decode()
     assert "How tensors are split" in page and "What moves" in page and "http-equiv" not in page
     assert views.png(bytes_view).startswith(b"\x89PNG")
 
@@ -62,7 +63,7 @@ def test_where_nothing_moves_there_is_nothing_to_draw() -> None:
     plan = planned(objective="bytes")
     seen = views.view(two_products(2, objective="bytes"), plan)
     assert plan.objective == 0 and views.pictures(seen) == []
-    assert "What moves" not in views.html(seen).decode()
+    assert "What moves" not in html(seen).decode()
     assert views.png(seen).startswith(b"\x89PNG")
 
 

@@ -13,6 +13,8 @@ from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.simulation import simulate
 from loadmaster.api.report.placement.view import PlacementView, view
 from loadmaster.api.report.placement.words import wear
+from loadmaster.api.report.views import html
+from loadmaster.api.report.views import trace as chrome_trace
 from loadmaster.errors import InputError
 from loadmaster.models.placement.checker import check
 from loadmaster.models.placement.plan import Absence, Moves, PlacementInfeasibility, PlacementPlan, Store
@@ -98,7 +100,7 @@ def test_how_long_a_tier_that_wears_lasts(seen: PlacementView, endurance_bytes: 
     tiers = (replace(seen.problem.tiers[0], endurance_bytes=endurance_bytes),)
     worn = replace(seen, problem=replace(seen.problem, tiers=tiers))
     assert wear(worn) == [[tiers[0].name, "3.91 KiB", life]]
-    assert life in views.details(worn) and life in views.html(worn).decode()
+    assert life in views.details(worn) and life in html(worn).decode()
 
 
 def none(infeasibility: PlacementInfeasibility | None) -> PlacementPlan:
@@ -116,7 +118,7 @@ def test_no_plan_in_words() -> None:
 
 
 def test_page_and_pictures(seen: PlacementView) -> None:
-    page = views.html(seen).decode()
+    page = html(seen).decode()
     for words in (
         "Memory over the step",
         "What is away",
@@ -140,11 +142,11 @@ def test_a_plan_that_moves_nothing() -> None:
     still = view(PROBLEM, plan_of(PROBLEM, Moves(), 7 * KB, 20.0))
     assert [picture.heading for picture in views.pictures(still)] == ["Memory over the step"]
     assert "nothing leaves the device" in views.details(still)
-    assert b"What moves most" not in views.html(still)
+    assert b"What moves most" not in html(still)
 
 
 def test_the_trace(seen: PlacementView) -> None:
-    document = json.loads(views.trace(seen))
+    document = json.loads(chrome_trace(seen))
     events = document["traceEvents"]
     assert document["otherData"]["budget_bytes"] == 4 * KB
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}

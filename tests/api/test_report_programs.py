@@ -11,7 +11,7 @@ import pulp
 import pytest
 
 from loadmaster import planner
-from loadmaster.api.report.memory import program
+from loadmaster.api.report.memory import views
 from loadmaster.api.report.views import export
 from loadmaster.errors import InputError
 from loadmaster.models.graph.limits import enough_bytes, whole_bytes
@@ -110,7 +110,7 @@ def test_a_graph_of_too_many_kernels_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_program_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_MOST_CELLS", 10)
+    monkeypatch.setattr(views, "_MOST_CELLS", 10)
     problem = read_problem(chain(6, MEGABYTE))
     plan = planner.plan(problem, budget_bytes=6 * MEGABYTE, time_limit_s=60)
     with pytest.raises(InputError, match="too many for one file"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from alembic import command
-from private_postgresql import PrivatePostgresql, each_database_url
+from private_postgresql import PrivatePostgresql, each_empty_database_url
 
 from loadmaster.api.packed import pack
 from loadmaster.api.settings import Settings
@@ -26,7 +26,7 @@ from loadmaster.errors import InputError
 
 STORES = Path(__file__).parent / "stores"
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
-url = each_database_url
+url = each_empty_database_url
 
 
 def stored(folder: Path, more: str = "") -> str:

@@ -36,9 +36,9 @@ def test_requests_from_the_description(service: RunningService, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_spoilt_problems_of_every_kind(service: RunningService, tmp_path: Path) -> None:
-    outcome = send_spoilt(service.url, preset_problems(tmp_path), count=210, seed=0)
+    outcome = send_spoilt(service.url, preset_problems(tmp_path), count=240, seed=0)
     assert outcome.wrong == []
-    assert outcome.asked == sum(outcome.statuses.values()) == 210
+    assert outcome.asked == sum(outcome.statuses.values()) == 240
     assert set(outcome.statuses) == {200, 422}
 
 

@@ -84,12 +84,12 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     heads = Heads(a=1)
     news = news_of(heads)
     waiting = asyncio.create_task(news.wait("a", 1))
-    await asyncio.sleep(0.02)
+    while not heads.asked:
+        await asyncio.sleep(0.005)
     waiting.cancel()
-    await asyncio.sleep(0.05)
-    asked = heads.asked
-    await asyncio.sleep(0.05)
-    assert heads.asked == asked
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert len(left) == 2  # the wait, and the look for it
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 30)
 
 
 async def test_streams_that_are_as_far_share_one_read() -> None:

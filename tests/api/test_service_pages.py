@@ -13,8 +13,7 @@ from fastapi import FastAPI
 
 from loadmaster.api.packed import pack
 from loadmaster.api.server.pages.frame import STATIC
-from loadmaster.api.store import progress
-from loadmaster.api.store.jobs import Frontier, NewJob
+from loadmaster.api.store.jobs import Frontier, NewJob, search
 from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.worker import Worker
 from loadmaster.models.hardware import catalogue
@@ -168,10 +167,10 @@ async def test_of_a_long_search_incumbents_and_some_reports_are_read(http: httpx
     service.queue.claim("w")
     reports = [("progress", {"objective": None, "bound": float(n)}) for n in range(1000)]
     service.queue.record(job_id, "w", [*reports, ("incumbent", {"objective": 2000.0, "bound": 999.0})])
-    found = progress.search(service.database, job_id, 100)
+    found = search(service.database, job_id, 100)
     assert 80 <= len(found) <= 120 and found[-1].type == "incumbent"
     assert [event.seq for event in found] == sorted(event.seq for event in found)
-    assert len(progress.search(service.database, job_id, 5000)) == 1001
+    assert len(search(service.database, job_id, 5000)) == 1001
 
 
 async def test_a_final_job_is_not_asked_for_again(http: httpx.AsyncClient, worker: Worker) -> None:

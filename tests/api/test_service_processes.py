@@ -16,7 +16,7 @@ from loadmaster.api.server.keys import Caller
 from loadmaster.api.server.places import Places
 from loadmaster.api.server.problems import Refusal
 from loadmaster.api.server.processes.pool import Pool
-from loadmaster.api.server.processes.work import BrokenWorkError, Work
+from loadmaster.api.server.processes.process import BrokenWorkError, Work
 from loadmaster.api.store.keys import Scope
 
 MEBIBYTE = 1 << 20

@@ -22,8 +22,8 @@ from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job, State
-from loadmaster.api.worker.crew import Crew
 from loadmaster.api.worker.process import Message
+from loadmaster.api.worker.work import Crew
 from loadmaster.api.worker.worker import Worker
 
 database_url = each_database_url

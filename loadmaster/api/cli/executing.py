@@ -14,11 +14,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import report_progress
 from loadmaster.api.cli.server import connect
 from loadmaster.api.cli.service import follow
-from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.cli.terminal import Terminal, interruptible
 from loadmaster.errors import LimitReachedError, MissingExtraError
 from loadmaster.models.kinds import Plan, Problem, read_plan, write_plan
 from loadmaster.planner import PlanOptions

@@ -1,4 +1,4 @@
-"""``fit``: a plan that keeps its budget on this machine, by measurement.
+"""``fit``: a plan of activations alone, or of the whole step, that keeps its budget on this machine, by measurement.
 
 The model runs in a process of its own (this floor has no torch), which asks for a plan, runs it, measures it, and asks
 again with a corrected problem until the measured peak keeps the budget. Planning happens here, or on a server.
@@ -7,6 +7,7 @@ again with a corrected problem until the measured peak keeps the budget. Plannin
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +18,12 @@ from loadmaster.api.cli.planning import add_options, envelope, planning_options
 from loadmaster.api.cli.server import add_server, connect
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.api.report.memory.words import summary
+from loadmaster.api.report.views import view_of, views_of
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import PROBLEM_SCHEMA, Document, load_document
-from loadmaster.models.files import expect_writable
-from loadmaster.models.kinds import limit_of
-from loadmaster.models.memory.documents import read_problem, write_plan, write_problem
-from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.files import expect_writable, write_text
+from loadmaster.models.kind import resolve
+from loadmaster.models.kinds import Plan, Problem, kind_named, limit_of, read_problem, write_plan, write_problem
 from loadmaster.models.units import parse_bytes, show_bytes, show_cost, show_share
 
 MEASURED = "measured"
@@ -49,9 +48,18 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     )
     fit.add_argument("--name", help="name of the problem (the model's class)")
     fit.add_argument("--device", default="cpu", help="where the model trains (cpu)")
+    made = "where the factory makes the model, if not there: cpu, for one that the GPU has no room for"
+    fit.add_argument("--made-on", metavar="DEVICE", help=made)
     fit.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="what runs the plan")
     fit.add_argument("--optimizer", choices=["adam", "momentum", "none"], default="none", help="whose state counts")
     fit.add_argument("--autocast", choices=["bfloat16", "float16"], help="train under autocast in this precision")
+    norm = "global norm that gradients are clipped to; a plan of the whole step has to know"
+    fit.add_argument("--clip-grad-norm", type=float, metavar="X", help=norm)
+    value = "most of each value of the gradients, either way, likewise"
+    fit.add_argument("--clip-grad-value", type=float, metavar="X", help=value)
+    fit.add_argument("--accumulate", type=int, default=1, metavar="N", help="micro-batches before the updates (1)")
+    words = "folder on a local disk, whose files may hold optimizer state (no files)"
+    fit.add_argument("--disk", metavar="FOLDER", help=words)
     fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
     said = "hand the step out without holding its loss and gradients against one step of plain PyTorch"
     fit.add_argument("--no-verify", action="store_true", help=said)
@@ -79,7 +87,9 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
 def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Plan a model under a byte budget, run the plan here, and correct and plan again until the budget is kept.
 
-    torch.compile's own partition is run as well, and taken where it is faster.
+    Activations alone are planned, and torch.compile's own partition is run as well, and taken where it is faster. With
+    an optimizer and on CUDA the whole step is planned where parameters, gradients and optimizer state take more than
+    half of the budget, or where nothing else keeps it.
     """
     expect_torch()
     if not arguments.force:
@@ -98,10 +108,14 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
         raise InputError("--tries", arguments.tries, "leaves nothing to run", "Allow at least one try.")
     if arguments.knob_tries < 0:
         raise InputError("--knob-tries", arguments.knob_tries, "is no number of tries", "Give 0 for plans alone.")
+    for flag, clips_to in (
+        ("--clip-grad-norm", arguments.clip_grad_norm),
+        ("--clip-grad-value", arguments.clip_grad_value),
+    ):
+        if clips_to is not None and arguments.optimizer == "none":
+            raise InputError(flag, clips_to, "needs the optimizer, whose step clips", "Give --optimizer.")
     session = _Session(arguments, terminal)
-    return (
-        converse("loadmaster.executor.memory.fit.command:main", _task(arguments), session.receive) or session.finish()
-    )
+    return converse("loadmaster.executor.fit_command:main", _task(arguments), session.receive) or session.finish()
 
 
 def _expect_no_problem(path: str | None, flag: str) -> None:
@@ -137,14 +151,15 @@ class _Session:
         self._knob_tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None
         self._measured: dict[str, Any] | None = None
+        self._timeline: dict[str, Any] | None = None
 
     def receive(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Take one message; returns the answer, if it wants one."""
         if "problem" in message:
             problem = read_problem(message["problem"])
-            count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
-            budget = show_bytes(problem.budget_bytes or 0)
-            self._terminal.say(f"planning {problem.name}: {count}, under {budget}")
+            count = ", ".join(f"{what} {number}" for what, number in problem.sizes.items())
+            budget = show_bytes(limit_of(problem.kind).stated(problem) or 0)
+            self._terminal.say(f"planning {problem.name} ({problem.kind}): {count}, under {budget}")
             return self._plans.answer(problem, self._options)
         if "tried" in message:
             self._tries.append(message["tried"])
@@ -154,6 +169,8 @@ class _Session:
             self._terminal.say(f"torch.compile, try {len(self._knob_tries)}: {message['knob_tried']['text']}")
         elif "measurement" in message:
             self._measured = message["measurement"]
+        elif "timeline" in message:
+            self._timeline = message["timeline"]
         else:
             self._fitted = message["fitted"]
         return None
@@ -165,6 +182,7 @@ class _Session:
         problem, plan, plan_id = self._plans.made.get(self._fitted["problem_sha256"], (None, None, None))
         if problem is not None and plan is not None:
             self._write(problem, plan)
+            self._write_trace(problem, plan)
             if plan_id is not None and self._measured is not None:
                 self._send(plan_id, self._measured)
         elif arguments.output is not None:
@@ -174,7 +192,7 @@ class _Session:
             terminal.json({**told, "knob_tries": self._knob_tries, **self._fitted})
         elif arguments.output != "-":
             if plan is not None:
-                terminal.data(summary(plan) + "\n")
+                terminal.data(views_of(plan.kind).summary(plan) + "\n")
             terminal.data(self._table())
         if not arguments.json:
             terminal.say(self._fitted["report"])
@@ -183,7 +201,7 @@ class _Session:
                 terminal.say(f"{name}: {getattr(arguments, name)}")
         return 0
 
-    def _write(self, problem: MemoryProblem, plan: MemoryPlan) -> None:
+    def _write(self, problem: Problem, plan: Plan) -> None:
         output, beside, terminal = self._arguments.output, self._arguments.problem, self._terminal
         measured = self._arguments.measured
         if output is not None:
@@ -198,6 +216,14 @@ class _Session:
                 terminal.say(f"measured: {measured} (loadmaster show draws it over the plan)")
         elif measured is not None:
             terminal.say("--measured: the device had no room for a profiled step, and nothing is written")
+
+    def _write_trace(self, problem: Problem, plan: Plan) -> None:
+        """Write the planned step and the measured one as one trace, where the other process has not done it."""
+        if self._timeline is None:
+            return
+        trace: dict[str, Any] = resolve(f"{kind_named(plan.kind).views}:chrome_trace")(view_of(problem, plan))
+        trace["traceEvents"] += self._timeline["traceEvents"]
+        write_text(self._arguments.trace, json.dumps(trace), "--trace")
 
     def _send(self, plan_id: str, measured: Document) -> None:
         """Give the service that planned what its plan measured. The step is fitted also where that fails."""

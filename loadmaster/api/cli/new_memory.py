@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 def build(arguments: argparse.Namespace) -> Document:
     """The problem document of a shipped graph, a chain or a transformer. Raises InputError naming the flag."""
-    device = hardware(arguments.hardware)
+    device = hardware(arguments.hardware, "--hardware")
     document = _preset(arguments, device)
     if arguments.offload:
         document["host_link"] = {"to_host_gbps": device.to_host_gbps, "from_host_gbps": device.from_host_gbps}

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def build(arguments: argparse.Namespace) -> Document:
     """The problem document of a known model on a mesh of GPUs. Raises InputError naming the flag."""
-    device = hardware(arguments.hardware)
+    device = hardware(arguments.hardware, "--hardware")
     for flag in ("batch", "sequence"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 def build(arguments: argparse.Namespace) -> Document:
     """The problem document of one training step with AdamW. Raises InputError naming the flag."""
-    device = hardware(arguments.hardware)
+    device = hardware(arguments.hardware, "--hardware")
     if arguments.chain is None:
         return presets.transformer(*transformer_shape(arguments), device, arguments.host_gbps)
     activation = parse_bytes(arguments.activation_bytes, "--activation-bytes")

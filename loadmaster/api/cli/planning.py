@@ -46,6 +46,13 @@ def add_options(command: argparse.ArgumentParser, *, seed: bool = True) -> None:
     command.add_argument("--memory-limit", metavar="SIZE", help="address space of each solver process")
 
 
+def add_prices(command: argparse.ArgumentParser) -> None:
+    """Add the flag that asks for prices."""
+    kinds = ", ".join(name for name, kind in all_kinds().items() if kind.limit is not None and kind.limit.prices)
+    words = f"plan it with a little more of each resource too, and say what that gives; of {kinds}"
+    command.add_argument("--prices", action="store_true", help=words)
+
+
 def add_limits(command: argparse.ArgumentParser, *, several: bool = False, only: str | None = None) -> None:
     """Add a flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it.
     ``only``: the kind that the command is about; None: any."""
@@ -110,6 +117,7 @@ def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOp
             solver=arguments.solver,
             method=arguments.method,
             limit=limit,
+            prices=getattr(arguments, "prices", False),
             memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory-limit"),
         )
 

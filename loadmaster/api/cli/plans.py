@@ -6,11 +6,10 @@ import argparse
 import re
 
 from loadmaster.api.cli.files import expect_apart, read_document
-from loadmaster.api.cli.interrupt import interruptible
-from loadmaster.api.cli.planning import add_limits, add_options, finish, options_of, report_progress
+from loadmaster.api.cli.planning import add_limits, add_options, add_prices, finish, options_of, report_progress
 from loadmaster.api.cli.server import add_server
 from loadmaster.api.cli.service import plan_on_server
-from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.cli.terminal import Terminal, interruptible
 from loadmaster.api.report.views import views_of
 from loadmaster.errors import InputError
 from loadmaster.models.checking import Checked, checked, under_both_limits
@@ -29,6 +28,7 @@ def plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     add_limits(plan)
     add_options(plan)
+    add_prices(plan)
     add_server(plan)
     plan.add_argument("--json", action="store_true", help="print the plan without its schedule as JSON")
     plan.set_defaults(run=_plan)

@@ -1,4 +1,4 @@
-"""``simulate``: policies that know no plan, replayed on a trace and compared with a plan for it."""
+"""``simulate``: policies that know no plan, replayed on a step and compared with a plan for it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from loadmaster.api.cli.files import expect_apart, read_document
-from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.lazy import suggest
 from loadmaster.api.cli.planning import INFEASIBLE, add_limits, add_options, options_of, report_progress
-from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.report.simulation import Simulated
-from loadmaster.api.report.views import views_of
+from loadmaster.api.cli.terminal import Terminal, interruptible
+from loadmaster.api.report.views import Simulated, views_of
 from loadmaster.errors import CancelledError, InputError
 from loadmaster.models.files import expect_writable, write_text
 from loadmaster.models.kind import Kind, resolve
@@ -40,7 +38,7 @@ def simulate_arguments(simulate: argparse.ArgumentParser) -> None:
 
 
 def _simulate(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Replay a step that repeats under demand policies, and under a plan: times, waits, faults, bytes."""
+    """Replay a step that repeats under policies that know no plan, and under a plan: times, waits, bytes."""
     expect_writable(arguments.html, "--html")
     expect_apart({"--html": arguments.html}, {"the trace": arguments.problem, "the plan": arguments.plan})
     problem = read_problem(read_document(arguments.problem, "TRACE.json"))

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from loadmaster.api.cli.files import expect_apart, read_document, write_json
-from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import (
     INFEASIBLE,
     INTERRUPTED,
     add_limits,
     add_options,
+    add_prices,
     by_flag,
     given_limits,
     planning_options,
     report_progress,
 )
-from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.cli.terminal import Terminal, interruptible
 from loadmaster.api.columns import table
-from loadmaster.api.file_names import file_name
 from loadmaster.api.report.extras import Extras, extras_of, feasible
-from loadmaster.api.report.frontier import frontier_page, frontier_png, frontier_rows
+from loadmaster.api.report.frontier import frontier_page, frontier_png, frontier_rows, price_rows
 from loadmaster.api.report.measured import read_measured
+from loadmaster.api.report.views import file_name
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.files import expect_writable, write_bytes, write_text
@@ -50,6 +51,7 @@ def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
         action="store_true",
         help="plan it with fewer choices too, as further curves; memory with a host link: recompute only, offload only",
     )
+    add_prices(sweep)
     sweep.add_argument(
         "--measured",
         metavar="POINTS.csv",
@@ -87,6 +89,7 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
             count=arguments.count,
             workers=arguments.workers,
             restrictions=arguments.restrictions,
+            prices=arguments.prices,
             on_progress=lambda progress: report_progress(terminal, progress, problem.unit),
             cancelled=cancelled,
         )
@@ -100,13 +103,18 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
         }
         if arguments.restrictions:
             document["restrictions"] = {name: _points(limit, of) for name, of in found.restrictions.items()}
+        if arguments.prices:
+            document["prices"] = [{limit.field: value, "prices": _prices(found, value)} for value in found.prices]
         write_json(arguments.output, document, terminal)
     extras = extras_of(problem, plans).beside(found, measured)
     if arguments.json:
-        terminal.json([_point(limit, p) | _narrower(limit, p, found) for p in plans])
+        terminal.json([_point(limit, p) | _narrower(limit, p, found) | _priced(limit, p, found) for p in plans])
     elif arguments.output != "-":
         header, rows = frontier_rows(limit, plans, extras)
         terminal.data(table(rows, header))
+        if extras.prices:
+            header, rows = price_rows(limit, extras, problem.unit)
+            terminal.data(f"\n{table(rows, header)}")
     if feasible(plans) and not arguments.no_picture:
         _draw(problem, limit, plans, extras, arguments, terminal)
     late = [(value, "") for value in found.undecided]
@@ -156,6 +164,16 @@ def _narrower(limit: Limit, plan: Plan, found: Frontier) -> dict[str, object]:
         for name, of in found.restrictions.items()
     }
     return {"restrictions": beside} if beside else {}
+
+
+def _priced(limit: Limit, plan: Plan, found: Frontier) -> dict[str, object]:
+    """The prices at a plan's limit, if there are any."""
+    value = limit.of_plan(plan)
+    return {"prices": _prices(found, value)} if value in found.prices else {}
+
+
+def _prices(found: Frontier, value: int) -> list[dict[str, object]]:
+    return [asdict(price) for price in found.prices[value]]
 
 
 def _point(limit: Limit, plan: Plan) -> dict[str, object]:

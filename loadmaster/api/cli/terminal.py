@@ -1,4 +1,4 @@
-"""Output of the command line: data on stdout, everything else on stderr.
+"""Output of the command line: data on stdout, everything else on stderr; and Ctrl-C during a solve.
 
 On a terminal the progress is one live line; elsewhere (a log file, CI) it is a plain line now and then.
 ``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` turn colours off.
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TextIO
 
 from loadmaster.errors import LoadmasterError
@@ -74,3 +78,22 @@ def _writable(text: str, stream: TextIO) -> str:
     """Escape controls, and characters that the encoding lacks: paths may hold bytes that are not text."""
     encoding = stream.encoding or "utf-8"
     return printable(text).encode(encoding, "backslashreplace").decode(encoding)
+
+
+@contextmanager
+def interruptible(terminal: Terminal) -> Iterator[Callable[[], bool]]:
+    """Let the first interrupt within the block make the yielded function answer True, so that a solve ends with what it
+    has; the second one ends the command."""
+    asked = threading.Event()
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        terminal.say("cancelling, keeping the best plan so far (interrupt again to stop at once)")
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -11,10 +11,9 @@ import os
 from loadmaster.api.cli import new_index
 from loadmaster.api.cli.executing import Message, Plans, converse
 from loadmaster.api.cli.files import expect_apart, read_document, write_json
-from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import INTERRUPTED, add_limits, add_options, finish, options_of
 from loadmaster.api.cli.server import add_server
-from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.cli.terminal import Terminal, interruptible
 from loadmaster.api.report.index.view import view
 from loadmaster.api.report.index.words import details
 from loadmaster.errors import InputError, LoadmasterError

@@ -13,7 +13,7 @@ _ROW_HEIGHT = 22
 _LONGEST_NAME = 60
 
 
-def labelled_bars(rows: Sequence[tuple[str, float, str]], description: str, colour: str = "kept") -> Drawing:
+def labelled_bars(rows: Sequence[tuple[str, float, str]], description: str) -> Drawing:
     """A row for each (name, size, what it comes to in words), at least one of them."""
     rows = [(_short(name), size, words) for name, size, words in rows]
     name_end = 4 + LETTER_WIDTH * max(len(name) for name, _, _ in rows)
@@ -25,7 +25,7 @@ def labelled_bars(rows: Sequence[tuple[str, float, str]], description: str, colo
         y, width = number * _ROW_HEIGHT, max(0.0, size * scale)
         for end, text in ((name_end, name), (words_end, words)):
             bars.append(f'<text x="{end:.2f}" y="{y + 15}" text-anchor="end">{escape(text)}</text>')
-        bars.append(f'<rect x="{start:.2f}" y="{y + 3}" width="{width:.2f}" height="16" fill="var(--{colour})"/>')
+        bars.append(f'<rect x="{start:.2f}" y="{y + 3}" width="{width:.2f}" height="16" fill="var(--kept)"/>')
     return Drawing(960, _ROW_HEIGHT * len(rows), description, "".join(bars))
 
 

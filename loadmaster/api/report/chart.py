@@ -72,14 +72,15 @@ class Chart:
         turn = f'transform="rotate(-90 14 {middle})"'
         self.add(f'<text x="14" y="{middle}" text-anchor="middle" {turn}>{escape(y_title)}</text>')
 
-    def rule(self, y: float, colour: str, label: str, dash: str = "6 4") -> None:
+    def rule(self, y: float, colour: str, label: str, dash: str = "6 4", *, label_on_left: bool = False) -> None:
         """A labelled horizontal line across the chart."""
         at = self.py(y)
         self.add(
             f'<path d="M{self._left} {at}H{self._right}" stroke="var(--{colour})" stroke-width="1.5" '
             f'stroke-dasharray="{dash}"/>'
         )
-        self.add(f'<text x="{self._right}" y="{at - 6}" text-anchor="end" class="in-{colour}">{escape(label)}</text>')
+        x, anchor = (self._left, "start") if label_on_left else (self._right, "end")
+        self.add(f'<text x="{x}" y="{at - 6}" text-anchor="{anchor}" class="in-{colour}">{escape(label)}</text>')
 
     def drawing(self, description: str) -> Drawing:
         """The finished chart; ``description`` is for screen readers."""

@@ -12,7 +12,7 @@ from loadmaster.models.kind import Limit, Problem, resolve
 from loadmaster.models.kinds import limit_of
 
 if TYPE_CHECKING:
-    from loadmaster.planner import Frontier
+    from loadmaster.planner import Frontier, Price
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Extras:
         header, rows: further columns; a row for every plan.
         unplanned: the name of the step with nothing planned, the limit it takes, and its objective.
         restrictions: by name, the plans of the problem with fewer choices.
+        prices: by limit, what a little more of each resource would give.
     """
 
     objective: str = "objective"
@@ -37,11 +38,12 @@ class Extras:
     unplanned: tuple[str, int, float] | None = None
     restrictions: Mapping[str, Sequence[Plan]] = field(default_factory=dict)
     measured: Sequence[Measured] = ()
+    prices: Mapping[int, Sequence[Price]] = field(default_factory=dict)
 
     def beside(self, found: Frontier, measured: Sequence[Measured] = ()) -> Extras:
-        """Return these extras with the restrictions of a frontier, and what was measured."""
+        """Return these extras with the restrictions and prices of a frontier, and what was measured."""
         plans = {name: [point.plan for point in of.points] for name, of in found.restrictions.items()}
-        return replace(self, restrictions=plans, measured=measured)
+        return replace(self, restrictions=plans, measured=measured, prices=found.prices)
 
 
 def extras_of(problem: Problem | None, plans: Sequence[Plan]) -> Extras:

@@ -12,6 +12,7 @@ from loadmaster.api.report.frontier_curves import beside_picture
 from loadmaster.api.report.measured import measured_rows
 from loadmaster.api.report.page import html_table, page, shown
 from loadmaster.api.report.picture import Picture, png_bytes
+from loadmaster.api.report.words import PRICES, price_words
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit
 from loadmaster.models.units import limit_scale, show_cost, show_limit, show_share
@@ -45,6 +46,14 @@ def _restricted(limit: Limit, plan: Plan, narrower: Sequence[Plan]) -> str:
     return f"{show_cost(found.objective, found.unit)}, gap {show_share(found.gap)}"
 
 
+def price_rows(limit: Limit, extras: Extras, unit: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table of prices: a row for every limit and resource."""
+    rows = []
+    for value, prices in extras.prices.items():
+        rows += [[show_limit(value, limit.unit), *price_words(price, unit)] for price in prices]
+    return [limit.name, *PRICES], rows
+
+
 def curve_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
     """The picture of a sweep with at least one feasible plan: the curve alone, or compared with others."""
     draw = beside_picture if extras.restrictions or extras.measured else frontier_picture
@@ -63,6 +72,8 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
         [[*row, f"{sum(plan.seconds.values()):.1f}"] for row, plan in zip(rows, plans, strict=True)],
     )
     sections += ["<h2>Points</h2>", html_table(header, rows, numbers=(0, *range(2, len(header))))]
+    if extras.prices and plans:
+        sections += ["<h2>Prices</h2>", html_table(*price_rows(limit, extras, plans[0].unit), numbers=(0, 2, 3))]
     if extras.measured and plans:
         sections += [
             "<h2>Measured</h2>",
@@ -114,7 +125,10 @@ def points_picture(
     chart = Chart((xs[0] - pad_x, xs[-1] + pad_x), (low - pad_y, high + pad_y), height=440)
     chart.axes(f"{name}, {unit}", f"{extras.objective}, {scale.unit}")
     if extras.baseline is not None:
-        chart.rule(extras.baseline[1] / scale.factor, "quiet", extras.baseline[0], dash="2 4")
+        words, with_enough = extras.baseline
+        first, last = (abs(curve[end][1] - with_enough) for end in (0, -1))
+        # The label stands where the curve is farther from the line.
+        chart.rule(with_enough / scale.factor, "quiet", words, dash="2 4", label_on_left=first > last)
     at = [(chart.px(x), chart.py(objective / scale.factor)) for x, (_, objective, _) in zip(xs, curve, strict=True)]
     bounded = [
         (x, y, chart.py(p.bound / scale.factor))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.extras import Extras, extras_of, feasible
-from loadmaster.api.report.frontier import curve_picture, frontier_rows
+from loadmaster.api.report.frontier import curve_picture, frontier_rows, price_rows
 from loadmaster.api.report.measured import Measured, Points, measured_rows, read_measured
 from loadmaster.api.report.picture import Picture, sheet_svg
 from loadmaster.api.report.views import view_of, views_of
@@ -123,6 +123,8 @@ def frontier_html(found: Frontier, problem: Problem | None = None, measured: Seq
         return _cell(found.name, f"<p>{_nothing(found)}</p>", [])
     limit, extras, curve = limit_of(plans[0].kind), _extras(found, problem, measured), feasible(plans)
     tables = _rows_html(*frontier_rows(limit, plans, extras))
+    if extras.prices:
+        tables += _rows_html(*price_rows(limit, extras, plans[0].unit))
     if measured:
         tables += _rows_html(*measured_rows(limit, measured, plans[0].unit))
     return _cell(found.name, tables, [curve_picture(limit, curve, extras)] if curve else [])

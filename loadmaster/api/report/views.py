@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Problem, resolve
 from loadmaster.models.kinds import kind_named
+from loadmaster.solvers.mps import write_mps
+from loadmaster.solvers.program import Program
 
 
 class Views(Protocol):
@@ -71,3 +75,36 @@ def export_view(view: Any, what: Export, numbers: Mapping[str, int]) -> bytes | 
     """Export a plan from a view that was made before; see :func:`export`."""
     written: bytes | Mapping[str, bytes] = resolve(what.write)(view, **numbers)
     return written
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Some policies, run on one problem under one limit: the lines that are printed, the same as figures, and a
+    function that makes the page."""
+
+    text: str
+    document: Mapping[str, Any]
+    html: Callable[[], str]
+
+
+_OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST = 100
+
+
+def file_name(name: str, rest: str = "") -> str:
+    """The name of a file, without a folder, made from the name of a document.
+
+    >>> file_name("../../x y", ".html")
+    'x-y.html'
+    """
+    return (_OTHER_CHARACTERS.sub("-", name).strip(".-")[:_LONGEST] or "document") + rest
+
+
+def mps_file(program: Program, plan: Plan, words: str) -> bytes:
+    """Write a program as an MPS file with its head, whose ``words`` say what the program's points are."""
+    file = io.StringIO()
+    # Names come from documents: one with a line break in it would end the comment.
+    file.write(f"* {plan.name!a}: {words}\n")
+    file.write(f"* The objective is in {plan.unit}. It has a constant: add {program.offset!r} to what a solver says.\n")
+    write_mps(program, file)
+    return file.getvalue().encode()

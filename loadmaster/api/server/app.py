@@ -16,7 +16,6 @@ from loadmaster.api.server import (
     events,
     exports,
     frontiers,
-    measurements,
     metrics,
     operations,
     pages,
@@ -129,7 +128,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    modules = (plans, results, measurements, events, exports, blobs, frontiers, operations, metrics)
+    modules = (plans, results, events, exports, blobs, frontiers, operations, metrics)
     for module in modules:
         app.include_router(module.router)
     app.state.endpoints = [route for module in modules for route in module.router.routes]

@@ -9,7 +9,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Path, Request, Response
 
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.file_names import file_name
+from loadmaster.api.report.views import file_name
 from loadmaster.api.server.context import JobDep, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.keys import CallerDep

@@ -49,7 +49,7 @@ async def submit_frontier(
             idempotency_key=idempotency_key,
             owner=caller.name,
         )
-        return _frontier_response(frontier, submitted=True)
+        return _frontier_response(service, frontier, submitted=True)
 
     return await answer_submission(service, caller, held, Asked(FrontierRequest, body), queue)
 
@@ -57,7 +57,7 @@ async def submit_frontier(
 @router.get("/v1/frontiers/{frontier_id:id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """Get the points of a frontier so far."""
-    return _frontier_response(existing_frontier(service, frontier_id))
+    return _frontier_response(service, existing_frontier(service, frontier_id))
 
 
 @router.post(
@@ -68,7 +68,7 @@ def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
 )
 def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: FrontierId) -> Response:
     """Cancel all plans of a frontier; what was found is kept."""
-    return _frontier_response(cancel_all(service, caller, frontier_id), status=202)
+    return _frontier_response(service, cancel_all(service, caller, frontier_id), status=202)
 
 
 def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
@@ -88,8 +88,8 @@ def existing_frontier(service: Service, frontier_id: str) -> Frontier:
     return frontier
 
 
-def _frontier_response(frontier: Frontier, *, submitted: bool = False, status: int = 200) -> Response:
-    resource = frontier_resource(frontier)
+def _frontier_response(service: Service, frontier: Frontier, *, submitted: bool = False, status: int = 200) -> Response:
+    resource = frontier_resource(frontier, service.jobs)
     headers = {}
     if submitted:
         headers["Location"] = resource.links["self"]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from loadmaster.api.documents import FailureDocument, FrontierPoint, FrontierResource, LimitDocument, PlanResource
-from loadmaster.api.store.jobs import Frontier
+from loadmaster.api.documents import (
+    FailureDocument,
+    FrontierPoint,
+    FrontierResource,
+    LimitDocument,
+    PlanResource,
+    PriceDocument,
+)
+from loadmaster.api.store.jobs import Frontier, Jobs
 from loadmaster.api.store.records import Job, State
 from loadmaster.models.kinds import find_kind
 from loadmaster.planner.sweep import Figures, monotone
@@ -52,8 +59,8 @@ def plan_resource(job: Job) -> PlanResource:
     )
 
 
-def frontier_resource(frontier: Frontier) -> FrontierResource:
-    """A frontier with the best figures of every limit."""
+def frontier_resource(frontier: Frontier, jobs: Jobs) -> FrontierResource:
+    """A frontier with the best figures of every limit; plans with prices are read from the store for them."""
     address = f"/v1/frontiers/{frontier.id}"
     first = frontier.jobs[0]
     state = frontier_state([job.state for job in frontier.jobs])
@@ -69,7 +76,7 @@ def frontier_resource(frontier: Frontier) -> FrontierResource:
         state=state.value,
         unit=next((job.unit for job in frontier.jobs if job.unit is not None), None),
         created_at=frontier.created_at,
-        points=frontier_points(frontier.jobs),
+        points=_with_prices(frontier_points(frontier.jobs), frontier.jobs, jobs),
         links=links,
     )
 
@@ -93,6 +100,20 @@ def frontier_points(jobs: tuple[Job, ...]) -> list[FrontierPoint]:
             )
         )
     return points
+
+
+def _with_prices(points: list[FrontierPoint], of: tuple[Job, ...], jobs: Jobs) -> list[FrontierPoint]:
+    """Add the prices that plans state. Where a smaller limit's plan is better than a point's own, less is gained."""
+    priced = []
+    for point, job in zip(points, of, strict=True):
+        if not job.options.get("prices") or job.plan_sha256 is None or job.objective is None:
+            priced.append(point)
+            continue
+        ahead = job.objective - (job.objective if point.objective is None else point.objective)
+        stated = map(PriceDocument.model_validate, jobs.document(job.plan_sha256).document().get("prices") or ())
+        prices = [p.model_copy(update={"plan_gains": max(p.plan_gains - ahead, 0.0)}) for p in stated]
+        priced.append(point.model_copy(update={"prices": prices}))
+    return priced
 
 
 def limit_document(kind: str, value: int | None) -> LimitDocument | None:

@@ -21,7 +21,7 @@ from loadmaster.api.store.stored_bytes import StoredBytes
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.fields import LARGEST_BYTES
 
-__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
+__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError", "log_tail", "search"]
 
 # Made once, see records.
 _NEW_JOB, _NEW_LABEL = sa.insert(schema.job), sa.insert(schema.label)
@@ -342,3 +342,23 @@ def _frontier(connection: Connection, frontier_id: str) -> Frontier:
         sa.select(schema.job).where(schema.job.c.frontier_id == frontier_id).order_by(schema.job.c.budget_bytes)
     )
     return Frontier(row.id, row.labels, row.created_at, tuple(Job.from_row(job) for job in jobs))
+
+
+def log_tail(database: Database, job_id: str, lines: int) -> list[str]:
+    """The last lines of a job's log, in order (:meth:`Jobs.events` has all of them)."""
+    of_log = sa.and_(schema.event.c.job_id == job_id, schema.event.c.type == "log")
+    query = sa.select(schema.event.c.data).where(of_log).order_by(schema.event.c.seq.desc()).limit(lines)
+    with database.read() as connection:
+        return [str(data["line"]) for data in connection.execute(query).scalars()][::-1]
+
+
+def search(database: Database, job_id: str, about: int) -> list[Event]:
+    """Read every incumbent, and of a long search about so many of the other reports, in order."""
+    columns = schema.event.c
+    count = sa.select(schema.job.c.event_seq).where(schema.job.c.id == job_id)
+    with database.read() as connection:
+        step = max(1, (connection.execute(count).scalar() or 0) // about)
+        reports = sa.and_(columns.type == "progress", columns.seq % step == 0)
+        wanted = sa.and_(columns.job_id == job_id, sa.or_(columns.type == "incumbent", reports))
+        query = sa.select(columns.seq, columns.at, columns.type, columns.data).where(wanted).order_by(columns.seq)
+        return [Event(*row) for row in connection.execute(query)]

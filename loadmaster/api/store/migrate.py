@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -31,18 +32,24 @@ def configured(connection: Connection) -> Config:
 
 def unknown_revision(connection: Connection) -> str | None:
     """The revision of a database that a later release wrote; None: this one can use it."""
-    known = {script.revision for script in ScriptDirectory(str(_FOLDER)).walk_revisions()}
     found = _revision(connection)
-    return None if found is None or found in known else found
+    return None if found is None or found in _revisions() else found
 
 
 def upgrade(connection: Connection) -> None:
     """Run the steps that the database lacks, in the caller's transaction."""
     before = _revision(connection)
+    if before == _revisions()[0]:
+        return
     with _one_at_a_time:
         command.upgrade(configured(connection), "head")
-    if (after := _revision(connection)) != before:
-        logger.info("the schema of the database is now of revision %s (before: %s)", after, before or "none")
+    logger.info("the schema of the database is now of revision %s (before: %s)", _revisions()[0], before or "none")
+
+
+@cache
+def _revisions() -> list[str]:
+    """The revisions that this release knows, the latest first."""
+    return [script.revision for script in ScriptDirectory(str(_FOLDER)).walk_revisions()]
 
 
 def _revision(connection: Connection) -> str | None:

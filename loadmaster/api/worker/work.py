@@ -1,4 +1,4 @@
-"""The life of a worker's process: the engine it was told to use, and when it ends."""
+"""The life of a worker's process: the engine it was told to use, several jobs at once on other machines, its end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,59 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from loadmaster.api import telemetry
 from loadmaster.api.settings import Settings
-from loadmaster.api.store.database import DatabaseAwayError
+from loadmaster.api.store.database import DatabaseAwayError, log_error
+from loadmaster.api.store.records import Job
 from loadmaster.api.worker import on_ray
-from loadmaster.api.worker.crew import Crew
+from loadmaster.api.worker.process import Launcher
 from loadmaster.api.worker.worker import Worker
 
-__all__ = ["expect_engine", "work"]
+__all__ = ["Crew", "expect_engine", "work"]
 
 logger = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LOOK_EVERY_S = 1.0, 30.0, 0.1
+
+
+class Crew(Worker):
+    """A :class:`Worker` for jobs that run on other machines, each followed by a thread of its own. It takes a job
+    whenever fewer than ``places()`` are under way, asked before each claim. An error of it ends the worker, and its
+    jobs go back unharmed."""
+
+    def __init__(
+        self, settings: Settings, *, launch: Launcher, places: Callable[[], int], worker_id: str | None = None
+    ) -> None:
+        super().__init__(settings, worker_id=worker_id, launch=launch)
+        self._places = places
+        self._under_way: list[threading.Thread] = []
+
+    def work_once(self) -> bool:
+        """Take a job; False if none waits, or there is no place for it."""
+        self._under_way = [thread for thread in self._under_way if thread.is_alive()]
+        return len(self._under_way) < self._places() and super().work_once()
+
+    def bring_to_end(self, job: Job) -> None:
+        thread = threading.Thread(target=self._follow_alone, args=(job,), name=job.id)
+        self._under_way.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        self.stop()
+        for thread in self._under_way:
+            thread.join()
+        super().close()
+
+    def _follow_alone(self, job: Job) -> None:
+        try:
+            super().bring_to_end(job)
+        except SQLAlchemyError as error:
+            log_error(logger, f"the lease of job {job.id} will expire", error)
 
 
 def expect_engine(settings: Settings) -> None:

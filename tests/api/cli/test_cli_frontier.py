@@ -20,6 +20,7 @@ from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain, reference
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.options import PlanOptions
+from loadmaster.planner.sweep import Price
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
 
 UNDECIDED = 4 * MEGABYTE
@@ -44,6 +45,7 @@ class Points:
     points: tuple[Point, ...]
     undecided: tuple[int, ...]
     restrictions: Mapping[str, Points] = field(default_factory=dict)
+    prices: Mapping[int, tuple[Price, ...]] = field(default_factory=dict)
 
 
 @pytest.fixture
@@ -61,9 +63,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         count: int = 6,
         workers: int = 2,
         restrictions: bool = False,
+        prices: bool = False,
         on_progress: Callable[..., None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Points:
+        assert not prices
         calls.append(
             {"options": options, "limits": limits, "count": count, "workers": workers, "restrictions": restrictions}
         )

@@ -10,7 +10,6 @@ from loadmaster.api.report.collective.plan_page import plan_page, sections
 from loadmaster.api.report.collective.timeline import describe
 from loadmaster.api.report.collective.view import CollectiveView, view
 from loadmaster.api.report.collective.words import details, infeasible, summary, verdict
-from loadmaster.api.report.views import html, trace
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.exports.msccl import msccl_files
 from loadmaster.models.collective.exports.mscclpp import mscclpp_files
@@ -21,7 +20,6 @@ from loadmaster.models.units import show_bytes
 __all__ = [
     "chrome_trace",
     "details",
-    "html",
     "infeasible",
     "msccl",
     "mscclpp",
@@ -30,7 +28,6 @@ __all__ = [
     "png",
     "sections",
     "summary",
-    "trace",
     "verdict",
     "view",
 ]

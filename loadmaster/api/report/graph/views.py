@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.csv_text import csv_bytes
@@ -20,15 +21,21 @@ from loadmaster.api.report.graph.words import (
 )
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.picture import Picture, png_bytes
-from loadmaster.api.report.views import html
+from loadmaster.api.report.views import mps_file
 from loadmaster.api.report.words import plan_facts
+from loadmaster.errors import InputError
+from loadmaster.models.graph.candidates import MOST, candidates
+from loadmaster.models.graph.costs import Costs
+from loadmaster.models.graph.formulation import formulate
+from loadmaster.models.graph.hot_rows import gather_us
+from loadmaster.models.graph.orders import orders
 from loadmaster.models.units import show_bytes, show_cost
 
 __all__ = [
     "csv",
     "details",
-    "html",
     "infeasible",
+    "mps",
     "pictures",
     "plan_page",
     "png",
@@ -113,3 +120,21 @@ def _rows(seen: GraphView) -> Iterator[list[object]]:
         stores = " ".join(seen.program.values[n].name for n in row.kernel.stores)
         of = (row.number, row.kernel.template, row.kernel.rows, row.kernel.over or "", stores)
         yield [*of, f"{row.cost.time_us:.3f}", f"{row.cost.dram_bytes:.0f}", f"{row.cost.flops:.0f}"]
+
+
+def mps(seen: GraphView) -> bytes:
+    """The program of all orders under the plan's budget, as far as its rows count memory. Raises InputError if it would
+    be too large."""
+    problem, budget_bytes = seen.problem, seen.plan.budget_bytes
+    of = []
+    for order in orders(problem.program):
+        costs = Costs(problem.step(order.program), problem.statistics, problem.element_bytes, problem.hardware)
+        of.append(candidates(costs, by_time_alone=False))
+        if not of[-1].are_all:
+            found = f"more than {MOST} kernels in one order"
+            raise InputError("mps", found, "are too many for one file", "Export a smaller problem.")
+    formulated = formulate(problem, of, budget_bytes, scale=1.0)
+    # All features over the link, which the program's hot rows save from.
+    program = replace(formulated.program, offset=formulated.program.offset + gather_us(problem, 0))
+    words = f"an order and its kernels within {budget_bytes} bytes; in sequence they may take more: a bound on plans"
+    return mps_file(program, seen.plan, words)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.graph.view import GraphView
-from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
+from loadmaster.api.report.words import check_row, fits, none_fits, peak_row, proof, under_budget
 from loadmaster.models.graph.checker import GraphCheck
-from loadmaster.models.graph.plan import GraphPlan
+from loadmaster.models.graph.plan import GraphInfeasibility, GraphPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
 
@@ -17,12 +17,13 @@ def summary(plan: GraphPlan) -> str:
 
 def infeasible(plan: GraphPlan) -> str:
     """Explain why there is no plan, and how much more budget it takes."""
-    found = plan.infeasibility
-    if found is None:
-        return f"no plan fits {show_bytes(plan.budget_bytes)}"
+    return none_fits(plan, _why)
+
+
+def _why(found: GraphInfeasibility) -> str:
     return (
-        f"no plan fits {show_bytes(plan.budget_bytes)}: {show_bytes(found.short_bytes)} more are enough, "
-        f"{found.minimum_budget_bytes} bytes ({found.where}; most of it for {', '.join(found.largest)})."
+        f"{show_bytes(found.short_bytes)} more are enough, {found.minimum_budget_bytes} bytes "
+        f"({found.where}; most of it for {', '.join(found.largest)})."
     )
 
 
@@ -95,9 +96,7 @@ def _rows(plan: GraphPlan) -> list[tuple[str, str]]:
     return [*rows, check_row(plan)]
 
 
-def _infeasible_rows(plan: GraphPlan) -> list[tuple[str, str]]:
-    found = plan.infeasibility
-    assert found is not None
+def _infeasible_rows(found: GraphInfeasibility) -> list[tuple[str, str]]:
     return [
         ("works", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
         ("short", f"{show_bytes(found.short_bytes)} more are enough"),

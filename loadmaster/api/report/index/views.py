@@ -21,17 +21,18 @@ from loadmaster.api.report.index.words import (
 )
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.picture import Picture, png_bytes
-from loadmaster.api.report.views import html
+from loadmaster.api.report.views import mps_file
 from loadmaster.api.report.words import counted, plan_facts
+from loadmaster.models.index.formulation import formulate
 from loadmaster.models.index.problem import Cost, Predicted
-from loadmaster.models.index.serving import operations_us
+from loadmaster.models.index.serving import operations_us, options
 from loadmaster.models.units import show_bytes, show_cost
 
 __all__ = [
     "csv",
     "details",
-    "html",
     "infeasible",
+    "mps",
     "pictures",
     "plan_page",
     "png",
@@ -138,3 +139,11 @@ def _predicted(row: ShardRow) -> tuple[str, ...]:
     if was is None:
         return ("",) * len(_PREDICTED)
     return (*_times(was), f"{operations_us(row.shard, was):.3f}", f"{was.peak_bytes.expected:.0f}")
+
+
+def mps(seen: IndexView) -> bytes:
+    """The program under the plan's budget. What only the check can tell is not in it."""
+    problem, budget_bytes = seen.problem, seen.plan.budget_bytes
+    of = [options(problem, shard) for shard in range(len(problem.shards))]
+    formulated = formulate(problem, of, budget_bytes, unit_us=1.0)
+    return mps_file(formulated.program, seen.plan, f"configurations of shards, hosts within {budget_bytes} bytes")

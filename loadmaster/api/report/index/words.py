@@ -5,9 +5,9 @@ from __future__ import annotations
 from loadmaster.api.columns import table
 from loadmaster.api.report.index.runs import runs_words
 from loadmaster.api.report.index.view import IndexView, ShardRow
-from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
+from loadmaster.api.report.words import check_row, fits, none_fits, peak_row, proof, under_budget
 from loadmaster.models.index.checker import IndexCheck
-from loadmaster.models.index.plan import Change, IndexPlan
+from loadmaster.models.index.plan import Change, IndexInfeasibility, IndexPlan
 from loadmaster.models.index.problem import Figure, IndexProblem
 from loadmaster.models.index.serving import operations_us, words
 from loadmaster.models.units import show_at_least, show_bytes, show_cost
@@ -20,13 +20,14 @@ def summary(plan: IndexPlan) -> str:
 
 def infeasible(plan: IndexPlan) -> str:
     """Explain why there is no plan, and how much more memory it takes."""
-    found = plan.infeasibility
-    if found is None:
-        return f"no plan fits {show_bytes(plan.budget_bytes)} a host"
+    return none_fits(plan, _why, " a host")
+
+
+def _why(found: IndexInfeasibility) -> str:
     what = f"a budget of {found.minimum_budget_bytes} bytes" if found.budget_helps else "memory of its own"
     return (
-        f"no plan fits {show_bytes(plan.budget_bytes)} a host: host {found.where} lacks "
-        f"{show_bytes(found.short_bytes)}, and needs {what} (most of it for {', '.join(found.largest)})."
+        f"host {found.where} lacks {show_bytes(found.short_bytes)}, and needs {what} "
+        f"(most of it for {', '.join(found.largest)})."
     )
 
 
@@ -119,9 +120,7 @@ def _rows(plan: IndexPlan) -> list[tuple[str, str]]:
     return [*rows, check_row(plan)]
 
 
-def _infeasible_rows(plan: IndexPlan) -> list[tuple[str, str]]:
-    found = plan.infeasibility
-    assert found is not None
+def _infeasible_rows(found: IndexInfeasibility) -> list[tuple[str, str]]:
     least = f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"
     return [
         ("works", least if found.budget_helps else f"no budget: host {found.where} itself needs {least}"),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from html import escape
-from itertools import pairwise
 
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.chart import Chart
 from loadmaster.api.report.memory.view import FATES, MEANING, MemoryView, Tensor
-from loadmaster.api.report.memory.words import measured_words
-from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time
+from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time, measured_steps
 from loadmaster.api.report.picture import Drawing, Picture, png_bytes
-from loadmaster.models.memory.measurement import MemoryMeasurement
+from loadmaster.api.report.words import measured_words
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _PHASES = ("forward", "recompute", "backward")
@@ -45,22 +43,12 @@ def over_time(view: MemoryView, other: MemoryView | None = None) -> Picture:
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
     caption = "Bytes resident while each operator runs, as the checker replays the plan."
     if view.measured is not None and other is None:
-        lines.append(Line(_steps(view.measured), "ink"))
+        lines.append(Line(measured_steps(view.measured), "ink"))
         legend.append(("ink", f"solid line: measured, {show_bytes(view.measured.peak_bytes)} at its peak"))
-        words += f"; {measured_words(view, view.measured)}"
+        words += f"; {measured_words(view.measured, view.check.peak_bytes, view.check.time_us)}"
         caption += " Measured: bytes allocated during one profiled step, drawn as long as a step takes unprofiled."
     chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us, lines)
     return Picture(chart.drawing(words), heading="Memory over the step", caption=caption, legend=legend)
-
-
-def _steps(found: MemoryMeasurement) -> list[tuple[float, float, int]]:
-    """Start, duration and bytes. A profiler makes a step longer: all of it shrinks to what a step takes without."""
-    scale = found.step_us / found.times_us[-1]
-    ends = pairwise(found.times_us)
-    return [
-        (start * scale, (end - start) * scale, size)
-        for (start, end), size in zip(ends, found.allocated_bytes, strict=False)
-    ]
 
 
 def filling(view: MemoryView) -> list[Picture]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from loadmaster.api.report.memory.pictures import fates, filling, over_time, residency
 from loadmaster.api.report.memory.view import MemoryView
-from loadmaster.api.report.memory.words import off
 from loadmaster.api.report.page import facts, html_table, page, shown
-from loadmaster.api.report.words import counted, over, plan_facts
+from loadmaster.api.report.words import counted, measured_facts, over, plan_facts
 from loadmaster.models.units import show_bytes, show_cost
 
 _LARGEST = 15
@@ -44,11 +43,8 @@ def _facts(view: MemoryView) -> str:
         price.append(("waiting for copies", show_cost(check.stall_us, "us"), offloaded))
     if check.cut_us:
         price.append(("cutting the graph", show_cost(check.cut_us, "us"), "where copies are waited for"))
-    if (found := view.measured) is not None:
-        price.append(("measured peak", show_bytes(found.peak_bytes), off(found.peak_bytes, check.peak_bytes)))
-        took = f"{off(found.step_us, check.time_us)}, on {found.device}"
-        price.append(("measured step", show_cost(found.step_us, "us"), took))
-    return facts(plan_facts(view, ("step", f"{over(plan, plan.unconstrained)} over unlimited memory"), price))
+    price += measured_facts(view.measured, check.peak_bytes, check.time_us)
+    return facts(plan_facts(view, ("step", f"{over(plan, plan.unconstrained)} unlimited memory"), price))
 
 
 def _largest(view: MemoryView) -> str:

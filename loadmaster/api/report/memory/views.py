@@ -11,9 +11,12 @@ from loadmaster.api.report.memory.plan_page import plan_page, sections
 from loadmaster.api.report.memory.view import MemoryView, view
 from loadmaster.api.report.memory.words import details, infeasible, summary, verdict
 from loadmaster.api.report.picture import Picture
-from loadmaster.api.report.views import html, trace
-from loadmaster.models.memory import plain
+from loadmaster.api.report.views import mps_file
+from loadmaster.errors import InputError
+from loadmaster.models.memory import banded, plain
+from loadmaster.models.memory.bands import everything
 from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.groups import groups_of
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 from loadmaster.models.memory.problem import MemoryProblem
@@ -26,14 +29,13 @@ __all__ = [
     "chrome_trace",
     "details",
     "frontier_extras",
-    "html",
     "infeasible",
+    "mps",
     "pictures",
     "plan_page",
     "png",
     "sections",
     "summary",
-    "trace",
     "verdict",
     "view",
 ]
@@ -81,3 +83,23 @@ def _row(plan: MemoryPlan) -> tuple[str, ...]:
     over = show_share(plan.objective / plan.unconstrained - 1) if plan.unconstrained else ""
     peak = show_bytes(plan.check["peak_bytes"]) if "peak_bytes" in plan.check else ""
     return (over, peak, "")
+
+
+# Stages times results: such a program takes half a minute and a hundred megabytes to write.
+_MOST_CELLS = 300_000
+
+
+def mps(seen: MemoryView) -> bytes:
+    """The whole program under the plan's budget, no stage taken together with another. Raises InputError if it would be
+    too large."""
+    problem = seen.problem
+    count = problem.stage_count
+    cells = count * len(problem.forward)
+    if cells > _MOST_CELLS:
+        found = f"{count} stages of {len(problem.forward)} results"
+        raise InputError("mps", found, "are too many for one file", "Export a smaller problem.")
+    starts = range(1, count)  # stage 0, the forward pass, belongs to no slot
+    allowed = everything(problem, groups_of(list(starts), count))
+    budget_bytes = seen.plan.budget_bytes
+    whole = banded.build(problem, budget_bytes, starts, allowed, offload=True, to_the_byte=True)
+    return mps_file(whole.program, seen.plan, f"a step within {budget_bytes} bytes, stage by stage")

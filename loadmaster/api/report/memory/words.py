@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, MemoryView
-from loadmaster.api.report.words import check_row, fits, peak_row, proof, step_row, under_budget
+from loadmaster.api.report.words import (
+    check_row,
+    fits,
+    measured_words,
+    none_fits,
+    peak_row,
+    proof,
+    step_row,
+    under_budget,
+)
 from loadmaster.models.memory.checker import MemoryCheck
-from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.memory.plan import MemoryInfeasibility, MemoryPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
@@ -25,14 +33,14 @@ def verdict(plan: MemoryPlan, check: MemoryCheck) -> str:
 
 def infeasible(plan: MemoryPlan) -> str:
     """Explain why there is no plan, and how much more budget it takes."""
-    found = plan.infeasibility
-    if found is None:
-        return f"no plan fits {show_bytes(plan.budget_bytes)}"
+    return none_fits(plan, _why)
+
+
+def _why(found: MemoryInfeasibility) -> str:
     blockers = ", ".join(f"{b.tensor} {show_bytes(b.size_bytes)}" for b in found.blockers[:3])
     return (
-        f"no plan fits {show_bytes(plan.budget_bytes)}: it needs {show_bytes(found.short_bytes)} more, at least "
-        f"{found.minimum_budget_bytes} bytes (proved){_planned(found)}. "
-        f"The largest blockers at {found.where} are {blockers}."
+        f"it needs {show_bytes(found.short_bytes)} more, at least {found.minimum_budget_bytes} bytes "
+        f"(proved){_planned(found)}. The largest blockers at {found.where} are {blockers}."
     )
 
 
@@ -65,9 +73,7 @@ def _check_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     return [*rows, check_row(plan)]
 
 
-def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
-    found = plan.infeasibility
-    assert found is not None
+def _infeasible_rows(found: MemoryInfeasibility) -> list[tuple[str, str]]:
     rows = [
         ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes), proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),
@@ -80,23 +86,12 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     return rows
 
 
-def measured_words(view: MemoryView, found: MemoryMeasurement) -> str:
-    """Say what was measured, and how far that is from what was planned."""
-    peak = f"{show_bytes(found.peak_bytes)} at the peak, {off(found.peak_bytes, view.check.peak_bytes)}"
-    return f"measured {peak}; {show_cost(found.step_us, 'us')} a step, {off(found.step_us, view.check.time_us)}"
-
-
-def off(measured: float, planned: float) -> str:
-    """Say how far a measured figure is from the planned one."""
-    share = measured / planned - 1 if planned else 0.0
-    shown = show_share(abs(share))
-    return "as planned" if shown == show_share(0.0) else f"{shown} {'above' if share > 0 else 'below'} what was planned"
-
-
 def details(view: MemoryView) -> str:
     """Lines on what was measured, where that is known, and on the results: their bytes by fate, and the largest."""
     totals = view.bytes_by_fate()
-    lines = [] if view.measured is None else ["", f"{measured_words(view, view.measured)}, on {view.measured.device}"]
+    found, check = view.measured, view.check
+    words = None if found is None else measured_words(found, check.peak_bytes, check.time_us)
+    lines = [] if found is None else ["", f"{words}, on {found.device}"]
     lines += ["", "results"]
     lines += [f"  {fate:<10}  {show_bytes(totals[fate]):>9}  {MEANING[fate]}" for fate in FATES if totals[fate]]
     rows = [

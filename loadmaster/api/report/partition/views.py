@@ -19,14 +19,12 @@ from loadmaster.api.report.partition.words import (
     worker_rows,
 )
 from loadmaster.api.report.picture import Picture, png_bytes
-from loadmaster.api.report.views import html
 from loadmaster.api.report.words import plan_facts
 from loadmaster.models.units import show_bytes, show_cost
 
 __all__ = [
     "csv",
     "details",
-    "html",
     "infeasible",
     "pictures",
     "plan_page",

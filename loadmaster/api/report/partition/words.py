@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.partition.view import PartitionView
-from loadmaster.api.report.words import check_row, fits, peak_row, proof, under_budget
+from loadmaster.api.report.words import check_row, fits, none_fits, peak_row, proof, under_budget
 from loadmaster.models.partition.checker import PartitionCheck
 from loadmaster.models.partition.plan import PartitionInfeasibility, PartitionPlan
 from loadmaster.models.partition.sides import collectives
@@ -21,13 +21,13 @@ def summary(plan: PartitionPlan) -> str:
 
 def infeasible(plan: PartitionPlan) -> str:
     """Explain why there is no plan, and how much more budget it takes."""
-    found = plan.infeasibility
-    if found is None:
-        return f"no plan fits {show_bytes(plan.budget_bytes)} a GPU"
+    return none_fits(plan, _why, " a GPU")
+
+
+def _why(found: PartitionInfeasibility) -> str:
     return (
-        f"no plan fits {show_bytes(plan.budget_bytes)} a GPU: it needs {show_bytes(found.short_bytes)} more, at least "
-        f"{found.minimum_budget_bytes} bytes (proved){_planned(found)}. "
-        f"The largest tensors at {found.where} are {', '.join(found.largest)}."
+        f"it needs {show_bytes(found.short_bytes)} more, at least {found.minimum_budget_bytes} bytes "
+        f"(proved){_planned(found)}. The largest tensors at {found.where} are {', '.join(found.largest)}."
     )
 
 
@@ -125,9 +125,7 @@ def _rows(plan: PartitionPlan) -> list[tuple[str, str]]:
     return [*rows, check_row(plan)]
 
 
-def _infeasible_rows(plan: PartitionPlan) -> list[tuple[str, str]]:
-    found = plan.infeasibility
-    assert found is not None
+def _infeasible_rows(found: PartitionInfeasibility) -> list[tuple[str, str]]:
     rows = [
         ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes) a GPU, proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),

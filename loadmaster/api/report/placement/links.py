@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from loadmaster.api.report.over_time import within_step
 from loadmaster.models.placement.policies.outcome import LinkCopy, PolicyRun
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import show_bytes
@@ -41,15 +42,8 @@ def link_rows(problem: PlacementProblem, run: PolicyRun) -> list[LinkRow]:
 
 
 def _within(problem: PlacementProblem, copy: LinkCopy, step_us: float) -> Iterator[Busy]:
-    """The parts of a copy in one step; a step that takes no time has none."""
+    """The parts of a copy in one step."""
     block = problem.blocks[copy.block]
     words = f"{block.name} ({show_bytes(block.size_bytes)})"
-    left = copy.end_us - copy.start_us
-    if step_us <= 0:
-        return
-    start = copy.start_us % step_us
-    while left > 0:
-        end = min(start + left, step_us)
+    for start, end in within_step(copy.start_us, copy.end_us, step_us):
         yield Busy(copy, start, end, words)
-        left -= max(end - start, 1e-9 * step_us)
-        start = 0.0

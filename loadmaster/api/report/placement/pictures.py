@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
-import numpy as np
-
-from loadmaster.api.report.chart import Chart, RowChart
-from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time
+from loadmaster.api.report.chart import Chart
+from loadmaster.api.report.over_time import Busy, Line, Role, Row, Stretch, bytes_over_time, rows_over_time, stacked
 from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.view import PlacementView
@@ -24,7 +21,6 @@ ROLES = {
     "activation": "backward",
     "input": "freed",
 }
-_ROW_HEIGHT = 26
 
 
 def png(view: PlacementView) -> bytes:
@@ -79,44 +75,28 @@ def _stretches(view: PlacementView) -> Iterator[Stretch]:
 
 def away(view: PlacementView) -> Picture:
     """Bytes in the tiers that are not on the device, by role, above each other."""
-    roles = [role for role in ROLES if role in view.away_bytes]
-    total = sum((view.away_bytes[role] for role in roles), np.zeros(len(view.problem.operators), dtype=np.int64))
-    factor, unit = byte_scale(int(total.max()))
-    starts = view.run.starts_us - view.run.stall_us
-    chart = Chart((0.0, view.run.last_us / 1e3), (0.0, int(total.max()) / factor * 1.1), height=240)
+    roles = [Role(role, ROLES[role], view.away_bytes[role]) for role in ROLES if role in view.away_bytes]
+    most = int(sum((role.sizes for role in roles[1:]), roles[0].sizes).max())
+    factor, unit = byte_scale(most)
+    chart = Chart((0.0, view.run.last_us / 1e3), (0.0, most / factor * 1.1), height=240)
     chart.axes("milliseconds", unit)
-    floor, right = chart.py(0), chart.px(view.run.last_us / 1e3)
-    # The highest first: what is lower is drawn over it.
-    for role in reversed(roles):
-        outline = f"M{chart.px(0)} {floor}"
-        for start, size in zip(starts, total, strict=True):
-            outline += f"H{chart.px(float(start) / 1e3)}V{chart.py(int(size) / factor)}"
-        most = f"{role}: at most {show_bytes(int(view.away_bytes[role].max()))}"
-        title = f"<title>{escape(most)}</title>"
-        chart.add(f'<path d="{outline}H{right}V{floor}Z" fill="var(--{ROLES[role]})">{title}</path>')
-        total = total - view.away_bytes[role]
+    stacked(chart, (view.run.starts_us - view.run.stall_us).tolist(), view.run.last_us, roles, factor)
     return Picture(
         chart.drawing("Bytes that are not on the device and will be read, over one training step, by role"),
         heading="What is away",
         caption="Bytes that lie in a tier, will be read, and are not on the device.",
-        legend=[(ROLES[role], f"{role} (at most {show_bytes(int(view.away_bytes[role].max()))})") for role in roles],
+        legend=[(role.colour, role.words) for role in roles],
     )
 
 
 def links(view: PlacementView) -> Picture:
     """A row for each direction of each link."""
-    rows, step_us = link_rows(view.problem, view.run), view.run.last_us
-    longest = max(len(row.label) for row in rows)
-    chart = RowChart((0.0, step_us / 1e3), [row.label for row in rows], _ROW_HEIGHT, 24 + 7 * longest)
-    chart.row_axes("milliseconds")
-    shares = []
-    for n, row in enumerate(rows):
-        for busy in row.copies:
-            words = f"{row.label}: {busy.words}, {show_cost(busy.end_us - busy.start_us, 'us')}"
-            colour = ROLES[view.problem.blocks[busy.copy.block].role]
-            chart.bar(n, busy.start_us / 1e3, busy.end_us / 1e3, f'fill="var(--{colour})"', words)
-        share = sum(busy.end_us - busy.start_us for busy in row.copies) / step_us
-        shares.append(f"{row.label} {share:.0%}")
+    step_us, blocks = view.run.last_us, view.problem.blocks
+    rows = [
+        Row(row.label, [Busy(c.start_us, c.end_us, ROLES[blocks[c.copy.block].role], c.words) for c in row.copies])
+        for row in link_rows(view.problem, view.run)
+    ]
+    chart, shares = rows_over_time(rows, step_us), [row.share(step_us) for row in rows]
     return Picture(
         chart.drawing("When each direction of the links is busy"),
         heading="The links",

@@ -10,7 +10,7 @@ from loadmaster.api.columns import table
 from loadmaster.api.report.chart import Chart, RowChart
 from loadmaster.api.report.page import html_table, page, shown
 from loadmaster.api.report.picture import Picture
-from loadmaster.api.report.simulation import Simulated
+from loadmaster.api.report.views import Simulated
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
 from loadmaster.models.placement.checker import check

@@ -12,7 +12,6 @@ from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.pictures import over_time, pictures, png
 from loadmaster.api.report.placement.view import PlacementView, view
 from loadmaster.api.report.placement.words import WEAR, details, infeasible, longest_waits, summary, verdict, wear
-from loadmaster.api.report.views import html, trace
 from loadmaster.api.report.words import over, plan_facts
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
@@ -24,14 +23,12 @@ __all__ = [
     "chrome_trace",
     "details",
     "frontier_extras",
-    "html",
     "infeasible",
     "pictures",
     "plan_page",
     "png",
     "sections",
     "summary",
-    "trace",
     "verdict",
     "view",
 ]
@@ -98,7 +95,7 @@ def _facts(view: PlacementView) -> str:
     ]
     return facts(
         plan_facts(
-            view, ("step", f"{over(plan, plan.compute_us)} over unlimited memory"), moves if view.moves.absences else []
+            view, ("step", f"{over(plan, plan.compute_us)} unlimited memory"), moves if view.moves.absences else []
         )
     )
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.placement.view import PlacementView
-from loadmaster.api.report.words import check_row, fits, peak_row, proof, step_row, under_budget
+from loadmaster.api.report.words import (
+    check_row,
+    lifetime,
+    moved,
+    moves_verdict,
+    none_fits,
+    peak_row,
+    proof,
+    step_row,
+    under_budget,
+)
 from loadmaster.models.placement.checker import PlacementCheck
-from loadmaster.models.placement.plan import PlacementPlan
+from loadmaster.models.placement.plan import PlacementInfeasibility, PlacementPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 _MOST_BLOCKS = 10
 _MOST_WAITS = 5
-_DAY_US = 86_400e6
 
 
 def summary(plan: PlacementPlan) -> str:
@@ -21,21 +30,17 @@ def summary(plan: PlacementPlan) -> str:
 
 def infeasible(plan: PlacementPlan) -> str:
     """Explain why there is no plan, and how much more budget it takes."""
-    found = plan.infeasibility
-    if found is None:
-        return f"no plan fits {show_bytes(plan.budget_bytes)}"
-    return (
-        f"no plan fits {show_bytes(plan.budget_bytes)}: {show_bytes(found.short_bytes)} more are enough, "
-        f"{found.minimum_budget_bytes} bytes ({found.where})."
-    )
+    return none_fits(plan, _why)
+
+
+def _why(found: PlacementInfeasibility) -> str:
+    more = f"{show_bytes(found.short_bytes)} more are enough"
+    return f"{more}, {found.minimum_budget_bytes} bytes ({found.where})."
 
 
 def verdict(plan: PlacementPlan, check: PlacementCheck) -> str:
     """The checker's findings in one line: the peak, the step and the bytes moved."""
-    said = f"peak {fits(plan, check.peak_bytes)} at {check.peak_at}"
-    if check.timeline is None:
-        return said
-    return f"{said}, step {show_cost(check.objective, plan.unit)}, {_moved(check.stored_bytes, check.loaded_bytes)}"
+    return moves_verdict(plan, check)
 
 
 def details(view: PlacementView) -> str:
@@ -68,8 +73,7 @@ def wear(view: PlacementView) -> list[list[str]]:
     for tier, size_bytes in zip(view.problem.tiers, written, strict=True):
         life = "" if tier.endurance_bytes is None else "for ever"
         if tier.endurance_bytes is not None and size_bytes:
-            days = tier.endurance_bytes / size_bytes * view.check.objective / _DAY_US
-            life = f"{days / 365.25:.1f} years" if days > 365.25 else f"{days:.1f} days"
+            life = lifetime(tier.endurance_bytes / size_bytes * view.check.objective)
         rows.append([tier.name, show_bytes(size_bytes), life])
     return rows
 
@@ -85,19 +89,13 @@ def _rows(plan: PlacementPlan) -> list[tuple[str, str]]:
     rows = [step_row(plan, plan.compute_us), ("proof", proof(plan)), *peak_row(plan, "an unnamed operator")]
     check = plan.check
     if "stored_bytes" in check and "loaded_bytes" in check:
-        rows.append(("moves", _moved(check["stored_bytes"], check["loaded_bytes"])))
+        rows.append(("moves", moved(check["stored_bytes"], check["loaded_bytes"])))
     if check.get("stall_us"):
         rows.append(("price", f"{show_cost(check['stall_us'], 'us')} waiting for copies"))
     return [*rows, check_row(plan)]
 
 
-def _moved(stored_bytes: int, loaded_bytes: int) -> str:
-    return f"{show_bytes(stored_bytes)} stored, {show_bytes(loaded_bytes)} loaded"
-
-
-def _infeasible_rows(plan: PlacementPlan) -> list[tuple[str, str]]:
-    found = plan.infeasibility
-    assert found is not None
+def _infeasible_rows(found: PlacementInfeasibility) -> list[tuple[str, str]]:
     return [
         ("works", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
         ("short", f"{show_bytes(found.short_bytes)} more are enough"),

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Response
 from starlette.staticfiles import StaticFiles
 
 from loadmaster.api.report.page import script, style
-from loadmaster.api.server.pages import catalogue, compare, frontier, job, jobs, plan, reference, sign_in
+from loadmaster.api.server.pages import catalogue, compare, frontier, job, jobs, plan, sign_in
 from loadmaster.api.server.pages.frame import STATIC
 
 __all__ = ["install"]
@@ -18,7 +18,7 @@ __all__ = ["install"]
 
 def install(app: FastAPI, *, asks_for_keys: bool) -> None:
     """Add the pages to the service, and a form for the key where it asks for one."""
-    for module in (jobs, job, plan, compare, frontier, catalogue, reference):
+    for module in (jobs, job, plan, compare, frontier, catalogue):
         app.include_router(module.router)
     if asks_for_keys:
         app.include_router(sign_in.router)

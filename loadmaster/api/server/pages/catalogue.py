@@ -1,4 +1,4 @@
-"""The page ``/hardware``: the devices that problems can be built and priced for, and the solvers that are here."""
+"""The pages ``/hardware``, of devices and solvers, and ``/docs``, of every address of the HTTP interface."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def hardware_page() -> HTMLResponse:
     """The page of all devices by name, and of the solvers."""
     devices = [(device, show_bytes(device.memory_bytes)) for device in catalogue()]
     return render("hardware.html", devices=devices, formats=get_args(DType), solvers=registry.available())
+
+
+@router.get("/docs")
+def reference_page() -> HTMLResponse:
+    """The frame of the page; a script reads ``/openapi.json`` into it."""
+    return render("reference.html")

@@ -12,13 +12,15 @@ from loadmaster.api.documents import FrontierResource
 from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.frontier import Point, points_picture
 from loadmaster.api.report.page import shown
-from loadmaster.api.server.context import ServiceDep
+from loadmaster.api.report.words import price_words
+from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.frontiers import FrontierId, cancel_all, existing_frontier
 from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import job_words
 from loadmaster.api.server.resources import frontier_resource, limit_document
 from loadmaster.api.store.jobs import Frontier
+from loadmaster.models.envelope import Price
 from loadmaster.models.units import show_share
 
 router = page_router()
@@ -27,7 +29,7 @@ router = page_router()
 @router.get("/frontiers/{frontier_id}")
 def frontier_page(service: ServiceDep, frontier_id: FrontierId) -> HTMLResponse:
     """The page of a frontier: its curve and a row for each of its points."""
-    return render("frontier.html", **_words(existing_frontier(service, frontier_id)))
+    return render("frontier.html", **_words(service, existing_frontier(service, frontier_id)))
 
 
 @router.get("/frontiers/{frontier_id}/cancel")
@@ -50,8 +52,8 @@ def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: Frontie
     return RedirectResponse(f"/frontiers/{frontier_id}", status_code=303)
 
 
-def _words(frontier: Frontier) -> dict[str, Any]:
-    found = frontier_resource(frontier)
+def _words(service: Service, frontier: Frontier) -> dict[str, Any]:
+    found = frontier_resource(frontier, service.jobs)
     unit = next((job.unit for job in frontier.jobs if job.unit), "")
     rows = [
         {
@@ -68,7 +70,18 @@ def _words(frontier: Frontier) -> dict[str, Any]:
         "rows": rows,
         "done": sum(job.state.final for job in frontier.jobs),
         "picture": _picture(found, unit, frontier),
+        "prices": _prices(found, frontier, unit),
     }
+
+
+def _prices(found: FrontierResource, frontier: Frontier, unit: str) -> list[list[str]]:
+    """Rows of limit and price in words."""
+    limits = (job_words(job).limit for job in frontier.jobs)
+    return [
+        [limit, *price_words(Price(**price.model_dump()), unit)]
+        for limit, point in zip(limits, found.points, strict=True)
+        for price in point.prices or ()
+    ]
 
 
 def _picture(found: FrontierResource, unit: str, frontier: Frontier) -> Markup:

@@ -13,7 +13,7 @@ from loadmaster.api.report.search import SearchPoint, search_picture
 from loadmaster.api.server.context import JobDep, OwnJobDep, Service, ServiceDep
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import age, job_words
-from loadmaster.api.store import progress
+from loadmaster.api.store.jobs import log_tail, search
 from loadmaster.api.store.records import Job, State
 from loadmaster.models.units import show_share
 
@@ -64,7 +64,7 @@ def cancel_job(service: ServiceDep, job: OwnJobDep) -> RedirectResponse:
 
 
 def _live(service: Service, job: Job) -> dict[str, Any]:
-    tail = progress.log_tail(service.database, job.id, _LOG_LINES + 1)
+    tail = log_tail(service.database, job.id, _LOG_LINES + 1)
     return {
         "job": job_words(job),
         "note": _note(job),
@@ -94,7 +94,7 @@ def _search(service: Service, job: Job) -> Markup:
         return Markup()
     points = [
         SearchPoint(event.at - job.started_at, event.data.get("objective"), event.data.get("bound"))
-        for event in progress.search(service.database, job.id, _POINTS)
+        for event in search(service.database, job.id, _POINTS)
         if event.at >= job.started_at
     ]
     end = job.finished_at or time.time()

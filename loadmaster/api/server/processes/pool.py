@@ -18,8 +18,7 @@ import anyio.to_thread
 
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.problems import Refusal
-from loadmaster.api.server.processes.process import WorkProcess
-from loadmaster.api.server.processes.work import BrokenWorkError, Work
+from loadmaster.api.server.processes.process import BrokenWorkError, Work, WorkProcess
 
 __all__ = ["Pool"]
 

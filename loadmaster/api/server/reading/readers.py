@@ -15,7 +15,7 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Planner
 from loadmaster.api.server.problems import Refusal
 from loadmaster.api.server.processes.pool import Pool
-from loadmaster.api.server.processes.work import BrokenWorkError, Work
+from loadmaster.api.server.processes.process import BrokenWorkError, Work
 from loadmaster.api.server.reading.submissions import Asked, NamedBlob, Reader, Submission
 from loadmaster.api.settings import Settings
 

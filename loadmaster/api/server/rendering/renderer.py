@@ -20,7 +20,7 @@ from loadmaster.api.server.keys import Caller
 from loadmaster.api.server.places import HoldingResponse, Places
 from loadmaster.api.server.problems import Refusal
 from loadmaster.api.server.processes.pool import Pool
-from loadmaster.api.server.processes.work import BrokenWorkError, Work
+from loadmaster.api.server.processes.process import BrokenWorkError, Work
 from loadmaster.api.server.rendering.drawing import ComparedPlans, ShownPlan
 from loadmaster.api.settings import Settings
 from loadmaster.models.kind import Export
