@@ -2,7 +2,6 @@
 
     torchrun --nproc-per-node 8 -m benchmarks.collective_gpu --wall 420
     torchrun --nproc-per-node 2 -m benchmarks.collective_gpu --smoke        # a minute: is everything right?
-    torchrun --nproc-per-node 2 -m benchmarks.collective_gpu --sweep        # which settings are fastest?
 
 ``loadmaster`` is what a program gets after ``use``, which measures first and leaves to NCCL what that is faster at: a
 call of ``torch.distributed``, as ``nccl`` is on the group below; ``shared`` is that on memory of ``Installed.empty``;
@@ -21,35 +20,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SMALL = [KIB << k for k in range(11)]
 LARGE = [MIB << k for k in (6, 8, 10, 2, 4, 1, 3, 5, 7, 9)]
 DTYPES = ("bfloat16", "float16", "float32")
 MODES = ("eager", "graph")
+TIMEOUT_S = 5.0  # that a kernel waits for a peer
 # torch's own kernels, in symmetric memory and with copies into it and out of it.
 TORCHS = {"torch": ("one_shot", "two_shot"), "copied_torch": ("one_shot_copied", "two_shot_copied")}
-
-
-@dataclass(frozen=True)
-class Run:
-    """Settings of engines that all rows share."""
-
-    ranks: int
-    samples: int
-    blocks: int
-    packed_bytes: int
-    packed_threads: int
-    piece_bytes: int
-    crossover_bytes: int | None
-    arena_bytes: int
-    timeout_s: float
 
 
 def calls_per_sample(size_bytes: int) -> int:
@@ -57,27 +37,19 @@ def calls_per_sample(size_bytes: int) -> int:
     return 20 if size_bytes <= MIB else 8 if size_bytes <= 16 * MIB else 2
 
 
-def engines(run: Run, plans: Path | None, collectives: list[str]) -> dict[str, Any]:
-    """Build an engine for every collective: planned by documents, else direct."""
+def engines(ranks: int, collectives: list[str]) -> dict[str, Any]:
+    """Build an engine of the direct plan for every collective."""
     import torch.distributed as dist
 
-    from benchmarks.collective import plans as made
+    from benchmarks.collective.plans import direct
     from loadmaster.executor.collective.fused.arena import Capacity
-    from loadmaster.executor.collective.fused.choice import Limits
     from loadmaster.executor.collective.fused.engine import FusedEngine
 
-    planned = made.read(plans, run.ranks) if plans else {}
-    limits = Limits(run.blocks, run.packed_bytes, run.packed_threads, run.piece_bytes)
-    capacity = Capacity(simple_bytes=run.arena_bytes)
-    group = dist.distributed_c10d._get_default_group()
-    found = {}
-    for name in collectives:
-        problem, plan = planned.get(name) or made.direct(name, run.ranks)  # type: ignore[call-overload,arg-type]
-        if run.crossover_bytes is not None and plan.name == "direct" and name == "allreduce":
-            first, second = plan.algorithms
-            plan = replace(plan, algorithms=(first, replace(second, from_bytes=run.crossover_bytes)))
-        found[name] = FusedEngine(problem, plan, group, capacity=capacity, limits=limits, timeout_s=run.timeout_s)
-    return found
+    group, capacity = dist.distributed_c10d._get_default_group(), Capacity(simple_bytes=256 * MIB)
+    return {
+        name: FusedEngine(*direct(name, ranks), group, capacity=capacity, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        for name in collectives
+    }
 
 
 def verify(case: Any, engine: Any) -> str | None:
@@ -175,7 +147,7 @@ def sample(play: Callable[[], Any], repeats: int) -> tuple[float, float]:
 
 
 def measure(
-    run: Run, case: Any, engine: Any, planned: Any, inner: Any, shared: Any
+    samples: int, case: Any, engine: Any, planned: Any, inner: Any, shared: Any
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Median and quartiles in us per mode and method; eager, also how long the host is busy with a call."""
     import torch
@@ -191,7 +163,7 @@ def measure(
         plays["eager", name] = (call, count)
         plays["graph", name] = (graph_of(call, count).replay, 1)
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in plays}
-    for turn in range(run.samples + 2):
+    for turn in range(samples + 2):
         for key, (play, repeats) in plays.items():
             spent = sample(play, repeats)
             if turn >= 2:
@@ -251,7 +223,7 @@ def order(collectives: list[str], largest: int, smallest: int) -> list[tuple[str
     return [(c, s) for c, s in dict.fromkeys(found) if smallest <= s <= largest]
 
 
-def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[[str], None]) -> int:
+def smoke(made: dict[str, Any], rank: int, ranks: int, device: Any, say: Callable[[str], None]) -> int:
     """Check every collective at odd and even sizes in all types, then under a graph; return how many are wrong."""
     import torch
 
@@ -262,13 +234,13 @@ def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[
         for size in (KIB, 16 * KIB, 256 * KIB, MIB + 4 * KIB, 24 * MIB):
             for dtype in DTYPES if size <= 16 * KIB else DTYPES[:1]:
                 # A few elements more, so that blocks are neither aligned nor whole vectors.
-                for more in (0, 3 * run.ranks * 4):
-                    case = Case(collective, size + more, getattr(torch, dtype), rank, run.ranks, device)  # type: ignore[arg-type]
+                for more in (0, 3 * ranks * 4):
+                    case = Case(collective, size + more, getattr(torch, dtype), rank, ranks, device)  # type: ignore[arg-type]
                     found = everywhere(verify(case, engine))
                     wrong += bool(found)
                     if found:
                         say(f"WRONG {collective} {size + more} bytes {dtype}: " + "; ".join(found))
-        case = Case(collective, 64 * KIB, torch.bfloat16, rank, run.ranks, device)  # type: ignore[arg-type]
+        case = Case(collective, 64 * KIB, torch.bfloat16, rank, ranks, device)  # type: ignore[arg-type]
         given, output, call = case.input_of(rank), case.empty(), fused(case, engine)
         graph = graph_of(lambda call=call, o=output, i=given: call(o, i), 5)
         output.fill_(0)
@@ -279,61 +251,6 @@ def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[
         wrong += bool(found)
         say(f"{collective}: {'; '.join(found) or 'graph replays are right'}; {wrong} wrong so far")
     return wrong
-
-
-def swept(
-    run: Run, a: argparse.Namespace, rank: int, device: Any, late: Callable[[], bool], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Measure the rows of :func:`benchmarks.collective.sweep.sweep`."""
-    import torch
-    import torch.distributed as dist
-
-    from benchmarks.collective.calls import Case, fused
-    from benchmarks.collective.plans import crossover_bytes
-    from benchmarks.collective.sweep import Setting, sweep
-
-    known: dict[tuple[str, Setting], Any] = {}
-    buffers: dict[Any, tuple[Any, Any]] = {}
-
-    def engine_of(collective: str, setting: Setting) -> Any:
-        key = (collective, setting)
-        if key not in known:
-            known[key] = engines(replace(run, **vars(setting)), a.plans, [collective])[collective]
-        return known[key]
-
-    def timed(case: Any, engine: Any) -> Callable[[], float]:
-        if case not in buffers:
-            buffers.clear()
-            buffers[case] = (case.input_of(case.rank), case.empty())
-        given, output = buffers[case]
-        call = fused(case, engine)
-        count = calls_per_sample(case.size_bytes)
-        graph = graph_of(lambda: call(output, given), count)
-        return lambda: sample(graph.replay, 1)[0] / count
-
-    def slowest(times: list[float]) -> list[float]:
-        found = torch.tensor(times, dtype=torch.float64, device=device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return [float(one) for one in found.tolist()]
-
-    sizes = (256 * MIB, MIB, 16 * MIB, 16 * KIB, 512 * KIB, 2 * MIB, 64 * MIB, 4 * MIB, 128 * KIB)
-    return sweep(
-        [(c, s) for s in sizes if a.smallest <= s <= a.largest for c in a.collectives],
-        Setting(
-            run.blocks,
-            run.packed_bytes,
-            run.packed_threads,
-            run.piece_bytes,
-            run.crossover_bytes or crossover_bytes(run.ranks),
-        ),
-        engine_of,
-        lambda collective, size: Case(collective, size, getattr(torch, a.dtype), rank, run.ranks, device),  # type: ignore[arg-type]
-        timed,
-        lambda case, engine: everywhere(verify(case, engine)),
-        slowest,
-        late,
-        say,
-    )
 
 
 def everyone_late(began: float, wall: float) -> bool:
@@ -348,22 +265,12 @@ def everyone_late(began: float, wall: float) -> bool:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--collectives", nargs="+", default=["allreduce", "allgather", "reduce_scatter", "alltoall"])
-    p.add_argument("--plans", type=Path, help="folder of planned problems; without, direct plans")
     p.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     p.add_argument("--samples", type=int, default=9)
     p.add_argument("--smallest", type=int, default=KIB)
     p.add_argument("--largest", type=int, default=GIB)
     p.add_argument("--wall", type=float, default=float("inf"), help="seconds after which nothing new is begun")
-    p.add_argument("--blocks", type=int, default=64, help="of one call, at most")
-    p.add_argument("--packed-bytes", type=int, default=512 * KIB, help="calls in which no rank sends more are packed")
-    p.add_argument("--packed-threads", type=int, default=128, help="of a packed block, at least")
-    p.add_argument("--piece-bytes", type=int, default=128 * KIB, help="of a chunk, lane and round, at least")
-    p.add_argument("--crossover-bytes", type=int, help="where an AllReduce goes in two hops; None: by estimate")
-    p.add_argument("--arena-bytes", type=int, default=256 * MIB)
-    p.add_argument("--timeout", type=float, default=5.0, help="seconds a kernel waits for a peer")
-    p.add_argument("--name", default="collective_gpu", help="of the file in benchmarks/results")
-    p.add_argument("--smoke", action="store_true", help="see whether everything is right; no more, but for --sweep")
-    p.add_argument("--sweep", action="store_true", help="only try settings, at some sizes")
+    p.add_argument("--smoke", action="store_true", help="only see whether everything is right")
     a = p.parse_args()
     began = time.perf_counter()
 
@@ -382,23 +289,14 @@ def main() -> None:
         if rank == 0:
             print(f"{time.perf_counter() - began:6.1f} s  {text}", flush=True)
 
-    spread = (a.blocks, a.packed_bytes, a.packed_threads, a.piece_bytes)
-    run = Run(ranks, a.samples, *spread, a.crossover_bytes, a.arena_bytes, a.timeout)
     say(f"{ranks} ranks, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
-    made = engines(run, a.plans, a.collectives)
+    made = engines(ranks, a.collectives)
     say("kernels built, arenas shared")
     if a.smoke:
-        wrong = smoke(run, made, rank, device, say)
+        wrong = smoke(made, rank, ranks, device, say)
         say("ALL RIGHT" if not wrong else f"{wrong} WRONG")
-        if wrong or not a.sweep:
-            dist.destroy_process_group()
-            sys.exit(1 if wrong else 0)
-    if a.sweep:
-        rows = swept(run, a, rank, device, lambda: everyone_late(began, a.wall), say)
-        if rank == 0:
-            print(write(f"{a.name}_sweep_{ranks}", {"command": " ".join(sys.argv), **asdict(run), "rows": rows}))
         dist.destroy_process_group()
-        return
+        sys.exit(1 if wrong else 0)
     from loadmaster.executor.collective import use
 
     switched = use(
@@ -426,15 +324,15 @@ def main() -> None:
             say(f"WRONG {collective} {size} on shared memory: " + "; ".join(wrong_here))
             rows.append({"collective": collective, "size_bytes": size, "wrong": wrong_here})
             continue
-        found = measure(run, case, made[collective], switched.group, switched.inner, shared)
+        found = measure(a.samples, case, made[collective], switched.group, switched.inner, shared)
         rows.append({**row_of(case, made[collective], found), "runs": runs(switched, case), "right": True})
         say(describe(rows[-1]))
         torch.cuda.empty_cache()
     if rank == 0:
         command = ["torchrun", f"--nproc-per-node {ranks}", "-m benchmarks.collective_gpu", *sys.argv[1:]]
         rows.sort(key=lambda row: (a.collectives.index(row["collective"]), row["size_bytes"]))
-        document = {"command": " ".join(command), **asdict(run), "dtype": a.dtype, "rows": rows, "left_out": left}
-        print(write(f"{a.name}_{ranks}", document))
+        document = {"command": " ".join(command), "ranks": ranks, "samples": a.samples, "dtype": a.dtype, "rows": rows}
+        print(write(f"collective_gpu_{ranks}", {**document, "left_out": left}))
         print(switched.stats(), "compiled" if switched.compiled else "through Python")
     switched.disable()
     dist.destroy_process_group()

@@ -20,11 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 MIB = 1 << 20
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast")
@@ -149,7 +145,6 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=8, help="sequences of each rank")
     p.add_argument("--bucket-mib", type=float, default=25.0, help="of DDP")
     p.add_argument("--blocks", nargs="+", type=int, default=[64], help="of one call, at most; a row for each")
-    p.add_argument("--plans", type=Path, help="folder of planned problems; without, direct plans")
     p.add_argument("--largest-mib", type=float, help="leave larger calls to the group's own")
     a = p.parse_args()
     a.steps = a.steps or (3 if a.small else 30)
@@ -157,7 +152,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.collective import plans as made
+    from benchmarks.collective.plans import direct
     from benchmarks.record import write
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -172,8 +167,7 @@ def main() -> None:
         size = Size(layers=2, width=64, heads=2, vocabulary=256, length=32, batch=2)
     else:
         size = Size(layers=8, width=1024, heads=16, vocabulary=16_384, length=1024, batch=a.batch)
-    planned = made.read(a.plans, ranks) if a.plans else {}
-    pairs = [planned.get(name) or made.direct(name, ranks) for name in COLLECTIVES]  # type: ignore[call-overload]
+    pairs = [direct(name, ranks) for name in COLLECTIVES]  # type: ignore[arg-type]
     rows = [row for wrapper in a.wrappers for row in compare(wrapper, size, a, pairs, device)]
     if rank == 0:
         command = ["torchrun", f"--nproc-per-node {ranks}", "-m benchmarks.collective_training", *sys.argv[1:]]

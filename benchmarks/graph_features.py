@@ -32,17 +32,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
+from torch import Tensor, nn
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from benchmarks import record  # noqa: E402
-from loadmaster.executor.graph import (  # noqa: E402
+from benchmarks import record
+from loadmaster.executor.graph import (
     FeatureLoader,
     HotRows,
     UnifiedTensor,
@@ -52,7 +48,7 @@ from loadmaster.executor.graph import (  # noqa: E402
     sampled_frequency,
     unified_empty,
 )
-from loadmaster.executor.graph.features.gather import gather_rows  # noqa: E402
+from loadmaster.executor.graph.features.gather import gather_rows
 
 GIB = 1 << 30
 WIDTHS = (32, 64, 100, 128, 256, 343, 513, 602, 1024)

@@ -1,6 +1,6 @@
 """Relational graph layers, compiled, compared with PyG's: RGCN, RGAT, HGT on graphs as in [Wu24] Table 3.3.
 
-Usage: python -m benchmarks.graph_layers [--only MODEL DATASET] [--precision high|highest|bf16] [--enumerate]
+Usage: python -m benchmarks.graph_layers [--only MODEL DATASET] [--precision high|highest|bf16]
        [--launch auto|graph|eager] [--without-compiled] [--seconds N] [--small]
 
 64 numbers in, 64 out, one head. Inference is the layer alone under ``torch.no_grad()``; training is the layer, the
@@ -11,9 +11,9 @@ in one precision: ``high`` is float32 with TF32 products, as ``torch.set_float32
 
 A cell is the median of as many calls as fit in about half a second, by CUDA events, after three; one that takes longer
 than that is run once. Peaks are those of PyTorch's allocator over the call. What runs out of memory, or what there is
-no time for within ``--seconds``, is recorded as such. ``--enumerate`` times every order and lowering that planning
-chooses from. ``--only`` takes ``all`` for either of both; rows of earlier runs that it leaves out stay in the file,
-each with the date of its run. ``--small`` is for a try on CPUs: nothing is recorded, and peaks are not known.
+no time for within ``--seconds``, is recorded as such. ``--only`` takes ``all`` for either of both;
+rows of earlier runs that it leaves out stay in the file, each with the date of its run. ``--small`` is for a try on
+CPUs: nothing is recorded, and peaks are not known.
 """
 
 from __future__ import annotations
@@ -42,15 +42,10 @@ from benchmarks.graph_layer_cases import CUDA, WIDTH, Case, case
 from loadmaster.executor.graph.compiled.calibrate import calibrated
 from loadmaster.executor.graph.compiled.capture import capture
 from loadmaster.executor.graph.compiled.compiling import compile as compile_layer
-from loadmaster.executor.graph.compiled.module import CompiledLayer
-from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.datasets import DATA_SETS
 from loadmaster.models.graph.device import GraphHardware, graph_hardware
 from loadmaster.models.graph.library import layer
-from loadmaster.models.graph.lowering import greedy_kept, least_kept, lowered
-from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.plan import GraphPlan
-from loadmaster.models.graph.program import Program
 from loadmaster.planner.options import PlanOptions
 
 MODELS = ("rgcn", "rgat", "hgt")
@@ -90,21 +85,6 @@ def planned(model: str, of: Case, hardware: GraphHardware, training: bool) -> nn
     found = loadmaster.plan(problem, PlanOptions(time_limit_s=PLAN_S))
     assert isinstance(found, GraphPlan)
     return compile_layer(model, of.graph, found, width=WIDTH, out=WIDTH, training=training, launch=of.launch)
-
-
-def variants(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
-    """Yield the plan first, then every order, with the fewest values kept and with the greedy choice."""
-    yield OURS, partial(planned, model, of, hardware)
-    for order in orders(layer(model, WIDTH, WIDTH)):
-        name = ", ".join(f"{value}: {choice}" for value, choice in order.choices.items())
-        for rule in (greedy_kept, least_kept):
-            yield f"{name} ({rule.__name__})", partial(lowered_layer, order.program, rule, of)
-
-
-def lowered_layer(forward: Program, rule: Callable[[Program], frozenset[int]], of: Case, training: bool) -> nn.Module:
-    """Compile a layer in one order that keeps what a rule says."""
-    program = with_backward(forward) if training else forward
-    return CompiledLayer(program, lowered(program, rule(program)), of.graph, of.launch)
 
 
 def measured(make: Callable[[bool], nn.Module], of: Case, training: bool) -> dict[str, Any]:
@@ -209,7 +189,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs=2, metavar=("MODEL", "DATASET"))
     parser.add_argument("--precision", choices=("high", "highest", "bf16"), default="high")
-    parser.add_argument("--enumerate", action="store_true")
     parser.add_argument("--launch", choices=("auto", "graph", "eager"), default="auto")
     parser.add_argument("--without-compiled", action="store_true", help="leave torch.compile of rivals out")
     parser.add_argument("--seconds", type=float, default=480.0)
@@ -220,7 +199,6 @@ def main() -> None:
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     hardware = calibrated(element_bytes=2 if args.precision == "bf16" else 4) if CUDA else graph_hardware("h100")
     deadline = time.perf_counter() + args.seconds
-    name = "graph_layers_variants" if args.enumerate else "graph_layers"
     only_model, only_data = args.only or ("all", "all")
     models = [model for model in MODELS if only_model in ("all", model)]
     data = [one for one in sorted(DATA_SETS, key=lambda one: DATA_SETS[one].edges) if only_data in ("all", one)]
@@ -230,20 +208,20 @@ def main() -> None:
         of = case(dataset, dtype, args)
         for model in models:
             about = {"model": model, "dataset": dataset, "precision": args.precision, "date": today, "gpu": gpu}
-            for system, make in (variants if args.enumerate else systems)(model, of, hardware):
+            for system, make in systems(model, of, hardware):
                 for mode, figures in cell(make, of, deadline).items():
                     rows.append({**about, "mode": mode, "system": system, **figures})
                     shown = f"{figures['ms']:10.3f} ms" if "ms" in figures else figures["status"]
                     sys.stderr.write(f"{model:5} {dataset:8} {mode:9} {system:28} {shown}\n")
             if not args.small:
-                written(name, rows)
+                written(rows)
 
 
-def written(name: str, rows: Sequence[dict[str, Any]]) -> None:
+def written(rows: Sequence[dict[str, Any]]) -> None:
     """Write rows, and keep those of earlier runs for other layers, graphs or precisions."""
     keys = ("model", "dataset", "precision")
     new = {tuple(row[key] for key in keys) for row in rows}
-    path = record.RESULTS / f"{name}.json"
+    path = record.RESULTS / "graph_layers.json"
     old = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = [*(row for row in old if tuple(row[key] for key in keys) not in new), *rows]
     by_precision = {
@@ -251,7 +229,7 @@ def written(name: str, rows: Sequence[dict[str, Any]]) -> None:
         for precision in dict.fromkeys(row["precision"] for row in rows)
     }
     rival_versions = record.versions("torch-geometric")
-    record.write(name, {"gains": by_precision, "rival_versions": rival_versions, "rows": rows})
+    record.write("graph_layers", {"gains": by_precision, "rival_versions": rival_versions, "rows": rows})
 
 
 if __name__ == "__main__":

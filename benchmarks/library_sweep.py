@@ -23,10 +23,9 @@ from torch import Tensor
 
 import loadmaster
 from benchmarks import record
-from benchmarks.zoo.alone import run_alone
 from benchmarks.zoo.entries import Example
 from benchmarks.zoo.every_class import makers, names
-from benchmarks.zoo.measure import beside_plain, gradients, plain_step, without_folders
+from benchmarks.zoo.measure import beside_plain, gradients, plain_step, run_alone, without_folders
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor import apply, capture
 from loadmaster.models.memory import plain

@@ -5,8 +5,7 @@
 Rank 0 captures with costs estimated for the device, and plans; every rank applies the same plan. Every row trains a
 fresh model from the same seed, with AdamW, on a batch of the rank's own. The budget is a share of the peak that the
 step has with memory to spare; it covers forward, backward and the wrapper. AdamW's step runs after them and is in the
-measured peak too. The row "fsdp2 blocks" compiles and shards every block of the model on its own, "fsdp2 block-plan"
-does so with a plan for a block that may keep a share of what it would keep unplanned.
+measured peak too.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 GIB = 1 << 30
 # In the order of what matters, since a deadline may cut the list short.
@@ -33,8 +28,6 @@ ROWS = (
     "fsdp2 eager",
     "fsdp2 plan",
     "fsdp2 compile",
-    "fsdp2 block-plan",
-    "fsdp2 blocks",
     "ddp compile",
 )
 # The caching allocator keeps up to a mebibyte at the end of large blocks: planned for this much less.
@@ -42,7 +35,6 @@ MARGIN = 0.02
 # bfloat16 has 8 bits of mantissa: kernels that round in another order move a loss of 10 in its third digit.
 LOSS_TOLERANCE = 5e-3
 TIMED_STEPS = 10
-KEPT_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -135,46 +127,6 @@ def planned(run: Run, wrapper: str, model: Any, loss: Any, optimizer: Any) -> tu
     return made[0], made[1]
 
 
-def planned_blocks(run: Run, model: Any) -> tuple[Any, dict[str, Any]]:
-    """Plan a block on rank 0, for every block on every rank."""
-    import torch
-    import torch.distributed as dist
-
-    from loadmaster.executor import capture_block
-
-    made: list[Any] = [None, None]
-    if run.rank == 0:
-        import loadmaster
-
-        start = time.perf_counter()
-        shape = (run.batch, model.positions.num_embeddings, model.positions.embedding_dim)
-        x = torch.zeros(shape, device=run.device, requires_grad=True)
-        kept_bytes = room = 1 << 40
-        for share in (1.0, KEPT_SHARE):
-            with precision(run):
-                problem = capture_block(
-                    model.blocks[0],
-                    (x,),
-                    kept_bytes=int(kept_bytes * share),
-                    budget_bytes=room,
-                    hardware=run.hardware or None,
-                    backend=_backend(run),
-                    name=f"{run.case}-block",
-                )
-            plan = loadmaster.plan(problem, time_limit_s=run.time_limit_s)
-            kept_bytes = sum(problem.forward[i].output_bytes for i in plan.schedule.stages[0].keep)
-            if share == 1.0:
-                unplanned = kept_bytes
-        promised = {
-            "kept_bytes_of_a_block": kept_bytes,
-            "kept_bytes_unplanned": unplanned,
-            "capture_and_plan_s": time.perf_counter() - start,
-        }
-        made = [plan, promised]
-    dist.broadcast_object_list(made, src=0)
-    return made[0], made[1]
-
-
 def _backend(run: Run) -> Any:
     return "inductor" if run.device.startswith("cuda") else "eager"
 
@@ -187,7 +139,7 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    from loadmaster.executor import apply, apply_to_blocks
+    from loadmaster.executor import apply
     from loadmaster.executor.steps.step import Step
 
     cuda = run.device.startswith("cuda")
@@ -203,17 +155,9 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
             return {**extra, "error": "infeasible"}
         step = apply(plan, target, loss, backend=_backend(run))
     else:
-        if method == "block-plan":
-            plan, extra = planned_blocks(run, model)
-            model.blocks = nn.ModuleList(apply_to_blocks(plan, model.blocks, backend=_backend(run)))
         step = Step(model, loss)
         if method == "compile" and cuda:
             step.compile(dynamic=False)
-        if method in ("blocks", "block-plan"):
-            for block in model.blocks:
-                if cuda and method == "blocks":
-                    block.compile(dynamic=False)
-                fully_shard(block)
         if wrapper == "ddp":
             step = DistributedDataParallel(step)
     if wrapper == "fsdp2":

@@ -13,15 +13,9 @@ empty a run goes on from the rows in benchmarks/results (not with --fresh). Rows
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.gpu import budgets, figures  # noqa: E402
-from benchmarks.gpu.cases import CASES  # noqa: E402
-from benchmarks.gpu.session import Session, parser  # noqa: E402
+from benchmarks.gpu import budgets, figures
+from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.session import Session, parser
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ the peaks of all but the first, and half-way from the lowest of all to what ever
 caches of Inductor, Triton and Loadmaster; ``fit`` once more with what the first one left tells what the next run of a
 script waits for. Rows are in DIR after each, and a run goes on from them.
 
-With ``--jobs`` models compile at the same time, each with its part of the cores. One at a time runs on the GPU, and
-all others stand still while it measures its steps; so do their clocks.
+With ``--jobs`` models compile at the same time, each with its part of the cores. One at a time runs on the GPU; the
+time in which a row waits for it is not counted.
 
 One at a time, a row of ``fit`` trains with the step that it gets first, and is measured when the others are tried, too.
 torch.compile is compiled in the same process then, under the knob whose peak is the budget, or under none for a share,
@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import statistics
-import sys
 import time
 import unittest.mock
 from collections.abc import Callable, Sequence
@@ -39,8 +38,8 @@ import loadmaster
 from benchmarks import record
 from benchmarks.gpu.budgets import Row
 from benchmarks.gpu.cases import build
-from benchmarks.gpu.knob_rows import AT_KNOB, HALF_WAY, Model, Rows, sittings, summary
-from benchmarks.gpu.talk import Link, Turn, first_runs_alone
+from benchmarks.gpu.knob_rows import AT_KNOB, HALF_WAY, Rows, Wanted, summary
+from benchmarks.gpu.process import Turn, first_runs_alone
 from benchmarks.gpu.zoo import ZOO, case
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import Fitted, measure
@@ -67,12 +66,12 @@ def made(name: str, device: str, *, small: bool) -> tuple[Any, Any, Any, Callabl
     return model, batch, loss, lambda: torch.autocast(torch.device(device).type, torch.bfloat16)
 
 
-def measured(row: Row, link: Link, turn: Turn) -> Row:
+def measured(row: Row, turn: Turn) -> Row:
     """Measure a row in this process."""
     model, batch, loss, precision = made(row["case"], row["device"], small=row["small"])
     device = device_of(model, batch)
     found: Row = {}
-    link.say("clock", name="began")
+    began, waited_s = time.perf_counter(), turn.waited_s
     done: Fitted | None = None
     with precision():
         if row["method"] == "fit":
@@ -92,11 +91,12 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     run()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    link.say("clock", name="there")
+    waited_s = turn.waited_s - waited_s + found.get("proof_s", 0.0)  # nobody waits for the proof who has a budget
+    found["first_step_s"] = time.perf_counter() - began - waited_s
     if done is not None:
         with precision():
             found |= finished(done)
-    turn.still()
+    turn.take()
     held = [*model.parameters(), *model.buffers(), *torch.utils._pytree.tree_leaves(batch)]
     result = measure(run, resident=[t for t in held if isinstance(t, torch.Tensor)], device=device, repeats=STEPS)
     norms = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
@@ -105,7 +105,7 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     if "mode" in row:
         torch.cuda.empty_cache()
         peak_bytes = torch.cuda.memory_reserved(device)
-    if done is not None and row["asked"] != HALF_WAY and not (row["beside"] or "mode" in row):
+    if done is not None and row["asked"] != HALF_WAY and not (row["lock"] or "mode" in row):
         peer = compiled(model, loss, 1.0 if "%" in row["asked"] else float(row["asked"].removeprefix(AT_KNOB)), None)
         found["turns_us"] = in_turns([run, lambda: run(peer)], device)
     found |= {"peak_bytes": peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
@@ -146,7 +146,7 @@ def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
 def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Fitted:
     """Call ``fit``. If others run at the same time all its tries are over then: later ones would disturb them."""
     fitter = Fitter(model, batch, loss, mode=row.get("mode", "default"))
-    if row["beside"]:
+    if row["lock"]:
         with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
             for timed in ("run", "_time_us"):  # an operator with what it needs, and a copy
                 alone = _alone(getattr(Profiler, timed), turn)
@@ -157,10 +157,10 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
     if row["asked"] == HALF_WAY:
         problem, began = fitter.capture().plain, time.perf_counter()
         least_bytes = minimum_budget(problem).budget_bytes
-        found["proof_s"] = time.perf_counter() - began  # nobody waits for it who has a budget
+        found["proof_s"] = time.perf_counter() - began
         budget_bytes = (row["lowest_bytes"] + least_bytes) // 2
     found["budget_bytes"] = budget_bytes
-    return fitter.fit(loadmaster.plan, budget_bytes, tune_while_training=not row["beside"])
+    return fitter.fit(loadmaster.plan, budget_bytes, tune_while_training=not row["lock"])
 
 
 def finished(done: Fitted) -> Row:
@@ -205,15 +205,8 @@ def main() -> None:
     rows = Rows(a.out, time.monotonic() + a.wall, a.jobs)
     for folder in a.join:
         rows.join(json.loads((folder / "rows.json").read_text()))
-    rows.measure(
-        [
-            Model(
-                sittings(*(name, a.device, a.knobs, a.shares), asked=a.asked, small=a.small, once=a.once, mode=a.mode),
-                rows.known,
-            )
-            for name in a.cases
-        ]
-    )
+    wanted = Wanted(*(a.device, a.knobs, a.shares, a.asked), small=a.small, once=a.once, mode=a.mode)
+    rows.measure(a.cases, wanted)
     figures = summary(rows.rows)
     print(json.dumps(figures))
     if a.device == "cuda":
@@ -232,18 +225,15 @@ def _alone(measures: Callable[..., Any], turn: Turn) -> Callable[..., Any]:
 
 
 def run_row(row: Row) -> None:
-    """Measure one row, and tell the process that started this one."""
-    link = Link(sys.stdin, sys.stdout)
-    turn = Turn(link)
-    if row["beside"]:
-        link.leave_cores()
+    """Measure one row, and write what was found as it says."""
+    turn = Turn(row["lock"])
+    if row["lock"]:
         first_runs_alone(turn)
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            found = measured(row, link, turn)
-        except LoadmasterError as error:
-            found = {"failed": str(error)}
-    link.say("row", **found)
+    try:
+        found = measured(row, turn)
+    except LoadmasterError as error:
+        found = {"failed": str(error)}
+    record.write_whole(Path(row["result"]), json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,13 @@ benchmarks/results (not with --fresh).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.gpu.budgets import Row, plain  # noqa: E402
-from benchmarks.gpu.figures import gib, milliseconds  # noqa: E402
-from benchmarks.gpu.session import Session, parser  # noqa: E402
-from benchmarks.gpu.zoo import ZOO  # noqa: E402
+from benchmarks.gpu.budgets import Row, plain
+from benchmarks.gpu.figures import gib, milliseconds
+from benchmarks.gpu.session import Session, parser
+from benchmarks.gpu.zoo import ZOO
 
 SHARE = 0.6
 # Kernels that add in another order differ in the last digits of float32, and of bfloat16 in its third.

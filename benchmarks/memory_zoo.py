@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.zoo.alone import run_alone
-from benchmarks.zoo.measure import LEAST_SHARE, PLAN_LIMIT_S, measure_one
-from benchmarks.zoo.models import LIBRARIES, of_library
+from benchmarks.zoo.entries import LIBRARIES, of_library
+from benchmarks.zoo.measure import LEAST_SHARE, PLAN_LIMIT_S, measure_one, run_alone
 
 LIMIT_S = 900
 

@@ -16,7 +16,7 @@ from benchmarks.drawing import Result
 from benchmarks.page_gpus import collectives, partition
 from benchmarks.page_graph import graph_networks
 from benchmarks.page_index import index, service
-from benchmarks.page_memory import memory, placement
+from benchmarks.page_memory import memory, placement, training
 from benchmarks.plots import write_all
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ def load() -> dict[str, Result]:
 
 def render(results: Mapping[str, Result]) -> str:
     """Write the text of the page."""
-    stories = (memory, placement, partition, graph_networks, collectives, index, service)
+    stories = (memory, placement, training, partition, graph_networks, collectives, index, service)
     return "\n".join([_INTRODUCTION, *(part for story in stories for part in story(results))])
 
 

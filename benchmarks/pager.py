@@ -17,22 +17,17 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
-
-import loadmaster  # noqa: E402
-from benchmarks import record  # noqa: E402
-from benchmarks.gpu.cases import CASES, build  # noqa: E402
-from loadmaster.errors import LoadmasterError  # noqa: E402
-from loadmaster.executor import Pager  # noqa: E402
+import loadmaster
+from benchmarks import record
+from benchmarks.gpu.cases import CASES, build
+from loadmaster.errors import LoadmasterError
+from loadmaster.executor import Pager
 
 GIB = 1 << 30
 NAMES = ("gpt2_medium", "resnet50")

@@ -67,14 +67,8 @@ def versions(*more: str) -> dict[str, str]:
 
 def command() -> str:
     """Command to type in the repository's root to run this again."""
-    module = sys.modules["__main__"].__spec__
-    if module is not None:
-        return " ".join(["python", "-m", module.name, *sys.argv[1:]])
-    script = Path(sys.argv[0])
-    shown = script.resolve()
-    root = Path(__file__).resolve().parents[1]
-    place = shown.relative_to(root) if shown.is_relative_to(root) else Path(script.name)
-    return " ".join(["python", str(place), *sys.argv[1:]])
+    module = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
+    return " ".join(["python", "-m", module, *sys.argv[1:]])
 
 
 def _processor() -> str:

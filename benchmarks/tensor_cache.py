@@ -21,32 +21,27 @@ import contextlib
 import gc
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks import record  # noqa: E402
-from benchmarks.gpu.cases import CASES, Case, build, checkpoint_blocks  # noqa: E402
-from examples import gpt  # noqa: E402
-from loadmaster.executor import TensorCache, measure  # noqa: E402
-from loadmaster.executor.placement.cache.backends.files import CHUNK_BYTES, THREADS, Files  # noqa: E402
-from loadmaster.executor.placement.cache.backends.spill_file import ALIGNMENT_BYTES  # noqa: E402
-from loadmaster.executor.steps.pinned import HostPool  # noqa: E402
-from loadmaster.models.units import parse_bytes  # noqa: E402
+from benchmarks import record
+from benchmarks.gpu.cases import CASES, Case, build, checkpoint_blocks
+from examples import gpt
+from loadmaster.executor import TensorCache, measure
+from loadmaster.executor.placement.cache.backends.files import CHUNK_BYTES, THREADS, Files
+from loadmaster.executor.steps.pinned import HostPool
+from loadmaster.executor.steps.spill_file import ALIGNMENT_BYTES
+from loadmaster.models.units import parse_bytes
 
 GIB = 1 << 30
 TENSOR_BYTES = 64 << 20
 # Hidden size 8192 and few layers: more arithmetic for each byte that is saved.
-WIDE = Case(partial(gpt.gpt, 8, 2048, 8192, 3, 8192, 64), gpt.small, True, 60, 20, ("blocks",))
+WIDE = Case(partial(gpt.gpt, 8, 2048, 8192, 3, 8192, 64), gpt.small, True, ("blocks",))
 STEPS = {"gpt2_medium": CASES["gpt2_medium"], "wide": WIDE, "resnet50": CASES["resnet50"]}
 METHODS = ("plain", "plain again", "save_on_cpu", "checkpoint", "cache", "cache, all", "checkpoint and cache, all")
 WARM_UP, CACHE_WARM_UP = 2, 5  # a cache looks at its first steps

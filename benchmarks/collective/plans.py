@@ -1,14 +1,10 @@
-"""Plans for the GPUs of one switched node: from documents in a folder, or direct ones, written out here.
+"""Direct plans for the GPUs of one switched node, written out here.
 
 A direct plan sends every chunk in one hop (an AllReduce in two: parts to their owners, sums to all), each rank to its
 next neighbour first, so that no port of the switch is asked for twice at once. Times in it are not predictions.
 """
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
 
 from loadmaster.models.collective.collectives import chunks_of, pieces
 from loadmaster.models.collective.instance import Chunk
@@ -83,32 +79,3 @@ def _plan(problem: CollectiveProblem, algorithms: tuple[Algorithm, ...]) -> Coll
         check={},
         algorithms=algorithms,
     )
-
-
-def read(folder: Path, ranks: int) -> dict[Collective, tuple[CollectiveProblem, CollectivePlan]]:
-    """Read the plans of a folder for so many ranks: files ``{"problem": document, "plan": document}``.
-
-    Read without the package's own reader, which needs pydantic: GPU hosts may not have it. What a fused collective does
-    not look at (costs, sketches) is left out.
-    """
-    found: dict[Collective, tuple[CollectiveProblem, CollectivePlan]] = {}
-    for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text())
-        given: dict[str, Any] = document["problem"]
-        if len(given["topology"]["node_of"]) != ranks or not document["plan"]["algorithms"]:
-            continue
-        problem = CollectiveProblem(
-            given["name"], node(ranks), given["collective"], tuple(given["sizes_bytes"]), root=given.get("root")
-        )
-        algorithms = tuple(
-            Algorithm(
-                **{key: value for key, value in a.items() if key != "sends"},
-                sends=tuple(
-                    Send(s["start_ns"], s["source"], s["target"], tuple(s["chunks"]), s.get("combines", False))
-                    for s in a["sends"]
-                ),
-            )
-            for a in document["plan"]["algorithms"]
-        )
-        found[problem.collective] = (problem, _plan(problem, algorithms))
-    return found

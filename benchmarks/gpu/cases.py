@@ -23,8 +23,6 @@ class Case:
     Attributes:
         full, small: factories; the small one is for trials on a CPU.
         autocast: whether it trains under bfloat16 autocast; in float32 with tf32 products otherwise.
-        eager_gib: what the full one takes in eager PyTorch, roughly: decides how many rows share the GPU.
-        resident_gib: parameters and batch, which a row holds while it waits.
         blocks: attributes that hold the blocks a user would checkpoint.
         budgets: that plans are compared at (see :mod:`benchmarks.gpu.budgets`).
         tight: one where plans that may offload are held against those that may not.
@@ -33,23 +31,21 @@ class Case:
     full: Callable[[], Example]
     small: Callable[[], Example]
     autocast: bool
-    eager_gib: float
-    resident_gib: float
     blocks: tuple[str, ...] = ()
     budgets: tuple[str, ...] = ("best knob", "below knobs")
     tight: str | None = None
 
 
 CASES = {
-    "gpt2_medium": Case(gpt.gpt2_medium, gpt.small, True, 50, 3, ("blocks",), ("knob 0.1", "12 GiB"), "6 GiB"),
-    "resnet50": Case(resnet50.full, resnet50.small, False, 16, 0.5, ("blocks",), ("8.3 GiB", "5.7 GiB")),
-    "bert_large": Case(bert.full, bert.small, True, 32, 2, ("blocks",)),
-    "llama_1b": Case(llama.full, llama.small, True, 32, 5, ("blocks",)),
-    "vgg16": Case(vgg16.full, vgg16.small, False, 15, 1, ("features",)),
-    "unet": Case(unet.full, unet.small, False, 17, 0.5, ("stem", "down", "up")),
-    "googlenet": Case(googlenet.full, googlenet.small, False, 16, 0.5, ("blocks",)),
-    "mobilenet_v2": Case(mobilenet_v2.full, mobilenet_v2.small, False, 17, 0.5, ("blocks",)),
-    "unet3d": Case(unet3d.full, unet3d.small, False, 19, 0.5, ("down", "up")),
+    "gpt2_medium": Case(gpt.gpt2_medium, gpt.small, True, ("blocks",), ("knob 0.1", "12 GiB"), "6 GiB"),
+    "resnet50": Case(resnet50.full, resnet50.small, False, ("blocks",), ("8.3 GiB", "5.7 GiB")),
+    "bert_large": Case(bert.full, bert.small, True, ("blocks",)),
+    "llama_1b": Case(llama.full, llama.small, True, ("blocks",)),
+    "vgg16": Case(vgg16.full, vgg16.small, False, ("features",)),
+    "unet": Case(unet.full, unet.small, False, ("stem", "down", "up")),
+    "googlenet": Case(googlenet.full, googlenet.small, False, ("blocks",)),
+    "mobilenet_v2": Case(mobilenet_v2.full, mobilenet_v2.small, False, ("blocks",)),
+    "unet3d": Case(unet3d.full, unet3d.small, False, ("down", "up")),
 }
 
 COMPARED = ("gpt2_medium", "resnet50", "bert_large", "llama_1b", "vgg16", "unet")

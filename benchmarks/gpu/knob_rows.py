@@ -1,125 +1,47 @@
-"""Rows of ``benchmarks.memory_knob``: their list, models compiled together on one GPU, and the summary."""
+"""Rows of ``benchmarks.memory_knob``: their list, models measured side by side on one GPU, and the summary."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import statistics
 import tempfile
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import record
 from benchmarks.gpu.budgets import Row
-from benchmarks.gpu.process import Process
-from benchmarks.gpu.turns import Turns
+from benchmarks.gpu.process import run_row
 
 ROW_LIMIT_S = 900
 AT_KNOB, HALF_WAY = "knob ", "half-way"
 # Peaks of one compiled step differ by up to 2 MiB from process to process; people write budgets like 3.36 GiB.
 UNIT_BYTES = (1 << 30) // 100
 LEAST_LEFT_S = 90  # of --wall: no row begins with less
-Sitting = list[Row]
-"""Rows that are measured one after another, each with what those before it left in the caches."""
 
 
-def sittings(
-    name: str,
-    device: str,
-    knobs: Sequence[float],
-    shares: Sequence[str] = (),
-    *,
-    asked: Sequence[str] = (),
-    small: bool,
-    once: bool,
-    mode: str | None = None,
-) -> Generator[Sitting, list[Row], None]:
-    """Yield all rows of a model; each sitting is sent what was found in it.
+@dataclass(frozen=True)
+class Wanted:
+    """Rows wanted of each model.
 
-    Args:
+    Attributes:
+        knobs: of torch.compile, highest first.
         shares: of eager's peak, to fit to instead of the knobs' peaks.
         asked: budgets to fit to, by name; if empty, all shares, or all but the first knob's.
         mode: of torch.compile and of fit, if not the default.
     """
-    base = {"case": name, "device": device, "small": small}
-    asked_mode = {} if mode is None else {"mode": mode}
-    peers: list[Row] = []
-    eager = (yield [{**base, "method": "eager"}]) if shares else []
-    if not all("peak_bytes" in row for row in eager):
-        return
-    for knob in knobs:
-        peers += yield [{**base, **asked_mode, "method": "compile", "knob": knob}]
-    peaks = [p["peak_bytes"] for p in peers if "peak_bytes" in p]
-    if len(peaks) < len(knobs):
-        return
-    budgets = {f"{AT_KNOB}{knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES for knob, peak in zip(knobs, peaks, strict=True)}
-    below = [*budgets][1:] or [*budgets]
-    for row, share in itertools.product(eager, shares):
-        budgets[share] = int(float(share.removesuffix("%")) / 100 * row["peak_bytes"])
-    for budget in asked or shares or (*below, HALF_WAY):
-        wanted = {
-            **base,
-            **asked_mode,
-            "method": "fit",
-            "asked": budget,
-            "budget_bytes": budgets.get(budget),
-            "lowest_bytes": min(peaks),
-        }
-        yield [{**wanted, "again": again} for again in ((False,) if once else (False, True))]
 
-
-class Model:
-    """State of a model whose rows are being measured.
-
-    Args:
-        known: the row as measured before, if it was.
-    """
-
-    def __init__(self, sittings: Generator[Sitting, list[Row], None], known: Callable[[Row], Row | None]) -> None:
-        self._sittings, self._known = sittings, known
-        self._found: list[Row] = []
-        self._left: Sitting = []
-        self._caches: tempfile.TemporaryDirectory[str] | None = None
-        self._sit(next(sittings))
-
-    @property
-    def wanted(self) -> Row | None:
-        """Row to measure next; None when all are measured."""
-        return self._left[0] if self._left else None
-
-    @property
-    def caches(self) -> Path:
-        """Folder of caches that the rows of this sitting share."""
-        self._caches = self._caches or tempfile.TemporaryDirectory()
-        return Path(self._caches.name)
-
-    def take(self, found: Row) -> None:
-        """Take in what was found of the row that was wanted."""
-        self._found.append(found)
-        del self._left[0]
-        if not self._left:
-            self.end()
-            self._go_on()
-
-    def end(self) -> None:
-        """Remove the caches of this sitting."""
-        if self._caches is not None:
-            self._caches.cleanup()
-            self._caches = None
-
-    def _sit(self, sitting: Sitting) -> None:
-        self._found, self._left = [], list(sitting)
-        known = [self._known(row) for row in sitting]
-        if all(row is not None for row in known):
-            self._found, self._left = [row for row in known if row is not None], []
-            self._go_on()
-
-    def _go_on(self) -> None:
-        with contextlib.suppress(StopIteration):
-            self._sit(self._sittings.send(self._found))
+    device: str
+    knobs: Sequence[float]
+    shares: Sequence[str] = ()
+    asked: Sequence[str] = ()
+    small: bool = False
+    once: bool = False
+    mode: str | None = None
 
 
 class Rows:
@@ -131,90 +53,84 @@ class Rows:
 
     def __init__(self, folder: Path, stop_at: float, jobs: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.path = folder, folder / "rows.json"
+        self.folder, self.path = folder.resolve(), folder / "rows.json"
         self.stop_at, self.jobs = stop_at, jobs
         self.rows: list[Row] = json.loads(self.path.read_text()) if self.path.exists() else []
-        self.turns = Turns()
-        self.started = 0
-
-    def known(self, wanted: Row) -> Row | None:
-        """Find a row as it was measured before."""
-        return next((r for r in self.rows if "failed" not in r and _is_row(r, wanted)), None)
+        self._writing = threading.Lock()
 
     def join(self, rows: Sequence[Row]) -> None:
         """Take in what another run measured."""
         for row in rows:
             self.rows = [r for r in self.rows if not _is_row(r, row)] + [row]
 
-    def measure(self, models: Sequence[Model]) -> None:
+    def measure(self, models: Sequence[str], wanted: Wanted) -> None:
         """Measure what is missing of these models, as far as the time goes."""
-        waiting, active = deque(models), dict[Process, Model]()
-        while True:
-            while waiting and len(active) < self.jobs and self._has_time:
-                self._begin(waiting.popleft(), active)
-            if not active:
-                return
-            for process in list(active):
-                is_late = process.running_s > ROW_LIMIT_S
-                if is_late or time.monotonic() > self.stop_at:
-                    model = active.pop(process)
-                    self._end(process)
-                    if is_late:
-                        self._finish(process, {"failed": f"took more than {ROW_LIMIT_S} s"}, model, active)
-                    else:
-                        model.end()
-            if (heard := self.turns.next()) is not None:
-                process, facts = heard
-                model = active.pop(process)
-                self._end(process)
-                self._finish(process, facts, model, active)
+        with ThreadPoolExecutor(self.jobs) as pool:
+            list(pool.map(lambda model: self._measure_model(model, wanted), models))
 
-    @property
-    def _has_time(self) -> bool:
-        return time.monotonic() < self.stop_at - LEAST_LEFT_S
-
-    def _begin(self, model: Model, active: dict[Process, Model]) -> None:
-        row = model.wanted
-        if row is None:
+    def _measure_model(self, name: str, wanted: Wanted) -> None:
+        base = {"case": name, "device": wanted.device, "small": wanted.small}
+        mode = {} if wanted.mode is None else {"mode": wanted.mode}
+        eager = self._sitting([{**base, "method": "eager"}]) if wanted.shares else []
+        if wanted.shares and not any("peak_bytes" in row for row in eager):
             return
-        self.started += 1
-        log = self.folder / "logs" / f"{self.started}.log"
-        log.parent.mkdir(exist_ok=True)
-        order = json.dumps({**row, "beside": self.jobs - 1})
-        command = ["benchmarks.memory_knob", "--row", order]
-        process = Process(row, command, log, self.turns.heard, self._environment(model.caches))
-        self.turns.running.append(process)
-        active[process] = model
-
-    def _environment(self, caches: Path) -> dict[str, str]:
-        kept = {
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-            "TRITON_CACHE_DIR": str(caches / "triton"),
-            "LOADMASTER_MEASUREMENT_CACHE": str(caches / "loadmaster"),
+        peaks = []
+        for knob in wanted.knobs:
+            found = self._sitting([{**base, **mode, "method": "compile", "knob": knob}])
+            peaks += [row["peak_bytes"] for row in found if "peak_bytes" in row]
+        if len(peaks) < len(wanted.knobs):
+            return
+        budgets = {
+            f"{AT_KNOB}{knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES
+            for knob, peak in zip(wanted.knobs, peaks, strict=True)
         }
+        below = [*budgets][1:] or [*budgets]
+        for row, share in itertools.product(eager, wanted.shares):
+            budgets[share] = int(float(share.removesuffix("%")) / 100 * row["peak_bytes"])
+        for asked in wanted.asked or wanted.shares or (*below, HALF_WAY):
+            fit = {**base, **mode, "method": "fit", "asked": asked, "budget_bytes": budgets.get(asked)}
+            fit["lowest_bytes"] = min(peaks)
+            self._sitting([{**fit, "again": again} for again in ((False,) if wanted.once else (False, True))])
+
+    def _sitting(self, wanted: Sequence[Row]) -> list[Row]:
+        """Measure rows one after another, each with what those before it left in the caches, unless all are known.
+
+        Returns fewer when the time is up.
+        """
+        known = [next((r for r in self.rows if "failed" not in r and _is_row(r, row)), None) for row in wanted]
+        if None not in known:
+            return [row for row in known if row is not None]
+        found: list[Row] = []
+        with tempfile.TemporaryDirectory() as caches:
+            for row in wanted:
+                if time.monotonic() < self.stop_at - LEAST_LEFT_S and (result := self._measure(row, caches)):
+                    found.append(result)
+        return found
+
+    def _measure(self, row: Row, caches: str) -> Row | None:
+        """Measure a row in a process of its own; None if the time is up before it is."""
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+            "TRITON_CACHE_DIR": f"{caches}/triton",
+            "LOADMASTER_MEASUREMENT_CACHE": f"{caches}/loadmaster",
+        }
+        lock = None
         if self.jobs > 1:
-            kept["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, record.machine()["cores"] // self.jobs))
-        return kept
-
-    def _end(self, process: Process) -> None:
-        self.turns.forget(process)
-        process.end(patience_s=1.0)
-
-    def _finish(self, process: Process, facts: Row, model: Model, active: dict[Process, Model]) -> None:
+            lock = str(self.folder / "gpu.lock")
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, record.machine()["cores"] // self.jobs))
+        log = self.folder / "logs" / f"{time.time_ns()}.log"
+        limit_s = min(ROW_LIMIT_S, self.stop_at - time.monotonic())
+        facts = run_row(["benchmarks.memory_knob", "--row"], {**row, "lock": lock}, log, limit_s, environment)
         if "error" in facts:
+            if time.monotonic() > self.stop_at:
+                return None
             facts = {"failed": facts["error"]}
-        if "there" in process.clock:
-            proof_s = facts.get("proof_s", 0.0)  # nobody waits for it who has a budget
-            facts["first_step_s"] = process.clock["there"] - process.clock["began"] - proof_s
-        found = process.row | facts
-        self.join([found])
-        record.write_whole(self.path, json.dumps(self.rows))
-        print(shown(found), flush=True)
-        model.take(found)
-        if self._has_time:
-            self._begin(model, active)
-        else:
-            model.end()
+        found = row | facts
+        with self._writing:
+            self.join([found])
+            record.write_whole(self.path, json.dumps(self.rows))
+            print(shown(found), flush=True)
+        return found
 
 
 def _is_row(row: Row, wanted: Row) -> bool:

@@ -1,113 +1,139 @@
-"""Process of a row as the scheduler sees it: start, stop, let stand still, talk."""
+"""Process of a row: started with an order, it writes what it finds; rows compile side by side, and one at a time runs.
+
+The one that runs holds a lock on a file that all of them know.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.gpu.budgets import Row
-from benchmarks.gpu.talk import MARK
 
 ROOT = Path(__file__).resolve().parents[2]
+# Cores that only a row that is alone runs on, and it on no others, where there are twice as many others. Other rows go
+# on compiling; on the same cores they would hold up its launches.
+OWN_CORES = 4
 
 
-class Process:
-    """Worker process that measures one row.
+def run_row(command: Sequence[str], order: Row, log: Path, limit_s: float, environment: Mapping[str, str]) -> Row:
+    """Run a module on an order in a process of its own, and return what it found, or an ``error``.
 
     Args:
-        row: what it measures.
-        command: the module that measures it, and its arguments.
-        log: where its standard error goes.
-        heard: where (process, message) pairs arrive; the message is None when it has ended.
+        command: the module, and its arguments before the order.
+        order: what is measured; the process writes to its ``result``.
+        log: where the output goes.
+        limit_s: seconds after which the process is stopped.
         environment: in addition to this process's own.
+    """
+    result = log.with_suffix(".json")
+    result.unlink(missing_ok=True)
+    log.parent.mkdir(exist_ok=True)
+    words = [sys.executable, "-m", *command, json.dumps({**order, "result": str(result)})]
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            words, cwd=ROOT, stdout=said, stderr=said, env={**os.environ, **environment}, start_new_session=True
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and its compilers
+        process.wait()
+    if result.exists():
+        return dict(json.loads(result.read_text()))
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return {"error": f"ended: {lines[-1][:300] if lines else 'it said nothing'}"}
+
+
+class Turn:
+    """Turn of a row on the GPU: alone from :meth:`take` on, until :meth:`end`.
+
+    Args:
+        lock: path of the file that rows lock; None where no others run.
 
     Attributes:
-        clock: what it said it had reached, and how long it had run by then, standing still left out.
+        waited_s: seconds that the row has waited for its turns.
     """
 
-    def __init__(
-        self, row: Row, command: Sequence[str], log: Path, heard: queue.Queue[Any], environment: Mapping[str, str]
-    ) -> None:
-        self.row = row
-        self.clock: dict[str, float] = {}
-        self.log = log
-        self.started = time.monotonic()
-        self.frozen_s = 0.0
-        self._frozen_at: float | None = None
-        self.is_apart = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+    def __init__(self, lock: str | None) -> None:
+        self.waited_s = 0.0
+        self._lock = None if lock is None else os.open(lock, os.O_CREAT | os.O_RDWR)
+        self._is_held = False
+        cores = sorted(os.sched_getaffinity(0))
+        self._divides = lock is not None and len(cores) >= 3 * OWN_CORES
+        self._own, self._shared = cores[:OWN_CORES], cores[OWN_CORES:]
+        self._run_on(self._shared)
 
-    def _listen(self, heard: queue.Queue[Any]) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                heard.put((self, json.loads(line.removeprefix(MARK))))
-        heard.put((self, None))
+    def take(self) -> None:
+        """Be alone from here on."""
+        if self._is_held or self._lock is None:
+            return
+        start = time.perf_counter()
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.waited_s += time.perf_counter() - start
+        self._is_held = True
+        self._run_on(self._own)
 
-    def tell(self, word: str) -> None:
-        """Say a word to the process; one that has ended hears nothing."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(word + "\n")
-            self._process.stdin.flush()
+    def end(self) -> None:
+        """Let others run, and give them the memory that PyTorch keeps for later."""
+        if not self._is_held or self._lock is None:
+            return
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        self._run_on(self._shared)
+        self._is_held = False
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def freeze(self) -> None:
-        """Stop the process and its children for a while (SIGSTOP), unless it is off the GPU."""
-        if self._frozen_at is None and not self.is_apart:
-            self._frozen_at = time.monotonic()
-            self._signal(signal.SIGSTOP)
+    def _run_on(self, cores: Iterable[int]) -> None:
+        """Bind all threads of this process, and what it starts later, to some cores."""
+        for thread in os.listdir("/proc/self/task") if self._divides else ():
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(int(thread), cores)
 
-    def thaw(self) -> None:
-        """Let a frozen process go on (SIGCONT)."""
-        if self._frozen_at is not None:
-            self.frozen_s += time.monotonic() - self._frozen_at
-            self._frozen_at = None
-            self._signal(signal.SIGCONT)
 
-    def end(self, *, patience_s: float = 0.0) -> None:
-        """Stop the process; first let it write down what went wrong."""
-        self.thaw()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-        self.stop()
+def first_runs_alone(turn: Turn) -> None:
+    """Patch PyTorch so that this row compiles next to others, and is alone from the first run of compiled code.
 
-    def stop(self) -> None:
-        """Kill the process and its children."""
-        self.thaw()
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+    In it variants of kernels are tried. In a fit the turn ends when the trial is measured.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.output_code import CompiledFxGraph
 
-    @property
-    def running_s(self) -> float:
-        """Seconds that the process has run, without those it was frozen."""
-        frozen = 0.0 if self._frozen_at is None else time.monotonic() - self._frozen_at
-        return time.monotonic() - self.started - self.frozen_s - frozen
+    from loadmaster.executor.memory.fit import trial_runs
 
-    def last_words(self) -> str:
-        """Last line of the process's log."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "it said nothing"
+    functorch_config.force_non_lazy_backward_lowering = True  # before the first run
+    run, run_trial, look = CompiledFxGraph.__call__, trial_runs.run_trial, trial_runs.TrialRuns.alone
 
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+    def runs(graph: Any, inputs: Any) -> Any:
+        turn.take()
+        return run(graph, inputs)
+
+    def tried(*arguments: Any, warmed_up: Callable[[], None], **options: Any) -> Any:
+        def alone() -> None:
+            warmed_up()
+            turn.take()
+
+        try:
+            return run_trial(*arguments, warmed_up=alone, **options)
+        finally:
+            turn.end()
+
+    def looked(*arguments: Any) -> Any:
+        try:
+            return look(*arguments)
+        finally:
+            turn.end()
+
+    CompiledFxGraph.__call__ = runs
+    trial_runs.run_trial, trial_runs.TrialRuns.alone = tried, looked

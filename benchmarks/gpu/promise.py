@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from benchmarks.gpu.process import Turn
 from benchmarks.record import write_whole
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
@@ -30,8 +30,6 @@ from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanOptions, plan
 
-Alone = Callable[[], AbstractContextManager[None]]
-
 PLAN_LIMIT_S = 30.0
 # Plans are made again for their times only where these are this far off: a second try compiles again.
 TIME_TOLERANCE = 0.15
@@ -43,14 +41,14 @@ class Remembered:
     Args:
         base: measures what is not known yet.
         path: where they are kept.
-        alone: held from the first measurement until :meth:`close`.
+        turn: taken at the first measurement, ended by :meth:`close`.
     """
 
-    def __init__(self, base: CostModel, path: Path, alone: Alone) -> None:
+    def __init__(self, base: CostModel, path: Path, turn: Turn) -> None:
         self.base = base
         self.path = path
-        self.alone = alone
-        self.held: AbstractContextManager[None] | None = None
+        self.turn = turn
+        self.is_measuring = False
         self.closed = False
         known = json.loads(path.read_text()) if path.exists() else {"nodes": {}, "moves": None}
         self.nodes: dict[str, list[float]] = known["nodes"]
@@ -75,9 +73,9 @@ class Remembered:
     def close(self) -> None:
         """Let other rows run again, and keep what was measured; the little that is measured later is not kept."""
         self.closed = True
-        if self.held is not None:
-            self.held.__exit__(None, None, None)
-            self.held = None
+        if self.is_measuring:
+            self.is_measuring = False
+            self.turn.end()
             write_whole(self.path, json.dumps({"nodes": self.nodes, "moves": self.moves}))
 
     def _of(self, node: fx.Node) -> list[float]:
@@ -88,19 +86,19 @@ class Remembered:
         return self.nodes[key]
 
     def _hold(self) -> None:
-        if self.held is None and not self.closed:
-            self.held = self.alone()
-            self.held.__enter__()
+        if not self.closed:
+            self.turn.take()
+            self.is_measuring = True
 
 
 @contextlib.contextmanager
-def remembering(path: Path, alone: Alone) -> Iterator[None]:
+def remembering(path: Path, turn: Turn) -> Iterator[None]:
     """Make captures within the block read and write their costs at ``path``."""
     original = capturing.profiled
     made: list[Remembered] = []
 
     def profiled(*args: Any, **options: Any) -> CostModel:
-        made.append(Remembered(original(*args, **options), path, alone))
+        made.append(Remembered(original(*args, **options), path, turn))
         return made[-1]
 
     capturing.profiled = profiled
@@ -142,8 +140,7 @@ def under_budget(
     name: str,
     costs: Path,
     corrections: Path,
-    alone: Alone,
-    apart: Alone,
+    turn: Turn,
     backend: str,
     offload: bool,
     implementations: ImplementationFilter,
@@ -154,7 +151,7 @@ def under_budget(
 
     Args:
         costs, corrections: files that the rows of one case share: measured costs, and what trials taught.
-        alone, apart: to measure, and to plan.
+        turn: taken to measure.
         offload: whether host memory may hold results.
         implementations: what plans may choose from.
         tries: plans that are run at most.
@@ -167,12 +164,13 @@ def under_budget(
     link: HostLink | bool = False
     if offload:
         device = device_of(model, inputs)
-        with alone():
-            link = host_link(device, None if device.type == "cuda" else "h200", compiled=backend == "inductor")
+        turn.take()
+        link = host_link(device, None if device.type == "cuda" else "h200", compiled=backend == "inductor")
+        turn.end()
         facts |= {"to_host_gbps": link.to_host_gbps, "from_host_gbps": link.from_host_gbps}
         facts |= {"cut_us": link.cut_us, "cut_gbps": link.cut_gbps}
     start = time.perf_counter()
-    with remembering(costs, alone):
+    with remembering(costs, turn):
         fitter = Fitter(
             model,
             inputs,
@@ -187,8 +185,7 @@ def under_budget(
 
     def planner(problem: MemoryProblem) -> MemoryPlan:
         began = time.perf_counter()
-        with apart():
-            found = plan(problem, PlanOptions(time_limit_s=PLAN_LIMIT_S))
+        found = plan(problem, PlanOptions(time_limit_s=PLAN_LIMIT_S))
         facts["plan_s"] = max(facts["plan_s"], time.perf_counter() - began)
         facts["status"], facts["gap"] = found.status, found.gap
         return found
@@ -198,15 +195,15 @@ def under_budget(
     finally:
         write_whole(corrections, json.dumps(asdict(fitter.capture().learned)))
     assert fitted.chosen is not None and fitted.plan is not None, "there are plans alone"
-    chosen = fitted.tries[fitted.chosen]
+    first, chosen = fitted.tries[0], fitted.tries[fitted.chosen]
     facts |= {
         "gap": fitted.plan.gap,
         "planned_peak_bytes": chosen.planned_peak_bytes,
         "planned_step_us": chosen.planned_us,
         "trial_step_us": chosen.measured.step_us,
         "tries": len(fitted.tries),
-        "first_time_error": fitted.tries[0].time_error,
-        "first_peak_error": fitted.tries[0].peak_error,
+        "first_time_error": first.time_error,
+        "first_peak_error": first.excess_bytes / first.planned_peak_bytes,
         "corrections": [fitter.capture().learned.products, fitter.capture().learned.moves],
     }
     return fitted.step

@@ -7,15 +7,20 @@ import datetime
 import json
 import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.gpu.budgets import Row, identity
-from benchmarks.gpu.scheduler import Limits, Scheduler
+from benchmarks.gpu.budgets import Row, budget_bytes, identity
+from benchmarks.gpu.process import run_row
 
-# Of the GPU's memory, what rows may share.
-MEMORY_SHARE = 0.92
+# A row that is not ready after this long, turns of others included, has failed.
+ROW_LIMIT_S = 900.0
+# A plan is made before its step is compiled, and sometimes twice.
+PLANNED_MARGIN = 1.8
+# What is kept in hand at the end.
+LAST_S = 5.0
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -95,15 +100,78 @@ class Session:
         if a.again:
             asked = {identity(row) for row in wanted}
             self.rows[:] = [row for row in self.rows if identity(row) not in asked]
-        order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
-        limits = Limits(a.wall - (time.monotonic() - self.began), a.margin, a.jobs, _memory_gib(a.device))
-        run_number = self._last_run() + 1
-        scheduler = Scheduler(wanted, self.rows, limits, order, self.note, run_number)
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         versions = ", ".join(f"{name} {number}" for name, number in record.versions().items())
-        self.runs.append({"run": run_number, "date": date, "command": record.command(), "versions": versions})
-        scheduler.run()
+        run = self._last_run() + 1
+        self.runs.append({"run": run, "date": date, "command": record.command(), "versions": versions})
+        pending = self._missing(wanted)
+        running: dict[Future[Row], Row] = {}
+        with ThreadPoolExecutor(a.jobs) as pool:
+            while True:
+                for row in list(pending):
+                    if len(running) < a.jobs and (order := self._order(row, run)) is not None:
+                        pending.remove(row)
+                        running[pool.submit(self._found_by, order)] = row
+                if not running:
+                    break
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    row = running.pop(done)
+                    if "error" in done.result() and self._left_s <= LAST_S:
+                        pending.append(row)
+                        continue
+                    self.rows.append({**done.result(), "run": run})
+                    print(f"{time.monotonic() - self.began:5.0f} s  {describe(self.rows[-1])}", flush=True)
+                    self.note()
+        for row in pending:
+            print(f"left for another run: {describe(row)}", flush=True)
         self.note()
+
+    @property
+    def _left_s(self) -> float:
+        return float(self.arguments.wall) - (time.monotonic() - self.began)
+
+    def _missing(self, wanted: Sequence[Row]) -> list[Row]:
+        """Rows not measured yet. Where a case has any, it is captured and its plain step measured in this run too:
+        costs are in this run's folder then, and what is compared was measured on one machine."""
+        self.rows[:] = [row for row in self.rows if "error" not in row]
+        done = {identity(row) for row in self.rows}
+        missing = [row for row in wanted if identity(row) not in done and row["method"] != "capture"]
+        cases = {row["case"] for row in missing}
+        again = [r for r in wanted if r["case"] in cases and (r["method"] == "capture" or r.get("knob") == 1.0)]
+        return [row for row in wanted if row in missing or row in again]
+
+    def _order(self, row: Row, run: int) -> dict[str, Any] | None:
+        """Make the order to measure a row; None as long as it cannot be."""
+        is_planned = row["method"] == "loadmaster"
+        if self._left_s < LAST_S + self.arguments.margin * (PLANNED_MARGIN if is_planned else 1.0):
+            return None
+        if is_planned:
+            captured = (row["case"], "capture", run)
+            size = budget_bytes(row["budget"], row["case"], self.rows)
+            if size is None or all((r["case"], r["method"], r.get("run")) != captured for r in self.rows):
+                return None
+            row = {**row, "budget_bytes": size}
+        folder = self.arguments.out.resolve()
+        lock = str(folder / "gpu.lock") if self.arguments.jobs > 1 else None
+        return {
+            "row": row,
+            "device": self.arguments.device,
+            "folder": str(folder),
+            "small": self.arguments.small,
+            "lock": lock,
+        }
+
+    def _found_by(self, order: dict[str, Any]) -> Row:
+        """Measure a row, its budget with it."""
+        began, row = time.monotonic(), order["row"]
+        log = Path(order["folder"]) / "logs" / f"{time.time_ns()}.log"
+        threads = {}
+        if self.arguments.jobs > 1 or self.arguments.device == "cpu":
+            number = "2" if self.arguments.device == "cuda" else "1"
+            threads = {"TORCHINDUCTOR_COMPILE_THREADS": number, "OMP_NUM_THREADS": number}
+        limit_s = min(ROW_LIMIT_S, self._left_s - LAST_S)
+        found = run_row(["benchmarks.gpu.worker"], order, log, limit_s, threads)
+        return {**row, **found, "seconds": round(time.monotonic() - began, 1)}
 
     def write(self, tables: dict[str, Any]) -> None:
         """Record figures in ``benchmarks/results``, with rows for another machine to go on from; trials are not."""
@@ -112,10 +180,20 @@ class Session:
             print(record.write(self.name, {**tables, **kept, "not_shown": ["rows"]}))
 
 
-def _memory_gib(device: str) -> float:
-    """GPU memory in GiB that rows may take together."""
-    import torch
-
-    if device != "cuda":
-        return 1e9
-    return MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory / 2**30
+def describe(row: Row) -> str:
+    """Format a row's result in one line."""
+    method = " ".join(str(row[k]) for k in ("method", "knob", "budget", "implementations") if k in row)
+    start = f"{row['case']:12} {method:34}"
+    if "error" in row or "refused" in row:
+        return f"{start} {'failed: ' + row['error'] if 'error' in row else 'refused: ' + row['refused']}"
+    if "step_us" not in row:
+        facts = {k: row[k] for k in ("capture_s", "least_bytes", "forward_operators") if k in row}
+        return f"{start} {json.dumps(facts)}" if facts else start
+    low, high = row["quartiles_us"]
+    line = f"{start} {row['step_us'] / 1e3:8.2f} ms ({low / 1e3:.2f}..{high / 1e3:.2f})"
+    line += f" {row['peak_bytes'] / 2**30:6.2f} GiB"
+    if row.get("planned_peak_bytes"):
+        kept = "kept" if row["peak_bytes"] <= row["budget_bytes"] else "BROKEN"
+        line += f" of {row['budget_bytes'] / 2**30:.2f}, {kept}; planned {row['planned_step_us'] / 1e3:.2f} ms"
+        line += f" {row['planned_peak_bytes'] / 2**30:.2f} GiB"
+    return line

@@ -1,8 +1,4 @@
-"""Process of one row: ``python -m benchmarks.gpu.worker ORDER``, started by the scheduler.
-
-It compiles together with others, and speaks with the scheduler in lines: ``alone`` asks for the GPU until ``done``, and
-``still`` in between that the others stand still; both are answered when it is so. ``row`` ends with what was found out.
-"""
+"""Process of one row: ``python -m benchmarks.gpu.worker ORDER``; what is found out is written as the order says."""
 
 from __future__ import annotations
 
@@ -16,9 +12,10 @@ from typing import Any
 
 import torch
 
+from benchmarks import record
 from benchmarks.gpu import cases, promise, zoo
 from benchmarks.gpu.budgets import OFFLOADING, Row
-from benchmarks.gpu.talk import Link, Turn, first_runs_alone
+from benchmarks.gpu.process import Turn, first_runs_alone
 from loadmaster.errors import BudgetError, LimitReachedError
 from loadmaster.executor import measure
 from loadmaster.executor.memory.capture import capture
@@ -33,11 +30,11 @@ TRIES = 3
 class Runner:
     """Step of a row, and what has been found out about it."""
 
-    def __init__(self, order: dict[str, Any], link: Link, turn: Turn) -> None:
+    def __init__(self, order: dict[str, Any], turn: Turn) -> None:
         self.row: Row = order["row"]
         self.device: str = order["device"]
         self.folder = Path(order["folder"])
-        self.link, self.turn = link, turn
+        self.turn = turn
         self.case = zoo.case(self.row["case"])
         self.model, self.inputs, self.loss, self.precision = cases.build(self.case, self.device, small=order["small"])
         self.facts: dict[str, Any] = {}
@@ -53,11 +50,11 @@ class Runner:
 
     def capture(self) -> None:
         """Measure the costs that all rows of this case read, and the least budget."""
-        start, waited = time.perf_counter(), self.link.waited_s
-        with self.precision(), promise.remembering(self.shared("costs"), self.link.alone):
+        start, waited = time.perf_counter(), self.turn.waited_s
+        with self.precision(), promise.remembering(self.shared("costs"), self.turn):
             problem = capture(self.model, self.inputs, self.loss, backend=self.backend)
-        self.facts = {
-            "capture_s": time.perf_counter() - start - (self.link.waited_s - waited),
+        self.facts |= {
+            "capture_s": time.perf_counter() - start - (self.turn.waited_s - waited),
             "least_bytes": minimum_budget(problem).budget_bytes,
             "forward_operators": len(problem.forward),
             "backward_operators": len(problem.backward),
@@ -80,8 +77,7 @@ class Runner:
                     name=self.row["case"],
                     costs=self.shared("costs"),
                     corrections=self.shared("corrections"),
-                    alone=self.link.alone,
-                    apart=self.link.off_the_gpu,
+                    turn=self.turn,
                     backend=self.backend,
                     offload=self.row.get("implementations") == OFFLOADING,
                     implementations=promise.offered(self.row.get("implementations", OFFLOADING)),
@@ -102,7 +98,7 @@ class Runner:
         """Prepare the step, and measure it alone."""
         call = self.call()
         if not self.row["method"].startswith("compile") or self.device != "cuda":
-            self.turn.take()
+            self.turn.take()  # others take theirs when they have compiled
 
         def step() -> torch.Tensor:
             for p in self.model.parameters():
@@ -112,12 +108,12 @@ class Runner:
             value.backward()
             return value.detach()
 
-        start, waited = time.perf_counter(), self.link.waited_s
+        start, waited = time.perf_counter(), self.turn.waited_s
         torch.manual_seed(1)
         value = step()
         self.facts["gradient_norm"] = self.gradient_norm()
         self.facts["loss"] = float(value)
-        self.facts["first_step_s"] = time.perf_counter() - start - (self.link.waited_s - waited)
+        self.facts["first_step_s"] = time.perf_counter() - start - (self.turn.waited_s - waited)
         del value
         self.facts |= timing(self.measured(step))
         if not self.case.autocast:
@@ -135,7 +131,7 @@ class Runner:
 
     def measured(self, step: Callable[[], Any]) -> list[float]:
         """Measure the times of some steps in a row, in us; their highest bytes go to the facts."""
-        self.turn.still()
+        self.turn.take()
         if self.device != "cuda":
             return self.measured_on_cpu(step)
         step()
@@ -170,25 +166,25 @@ def timing(times_us: Sequence[float]) -> dict[str, Any]:
 
 def main() -> None:
     """Run one row; an error is the row's result, together with what was found out before."""
-    link = Link(sys.stdin, sys.stdout)
     order = json.loads(sys.argv[1])
     facts: dict[str, Any] = {}
     try:
-        link.leave_cores()
-        turn = Turn(link)
-        first_runs_alone(turn)
-        runner = Runner(order, link, turn)
+        turn = Turn(order["lock"])
+        if order["lock"] is not None:
+            first_runs_alone(turn)
+        runner = Runner(order, turn)
         facts = runner.facts
         if runner.row["method"] == "capture":
             runner.capture()
         else:
             runner.run()
-        link.say("row", **runner.facts)
     except (BudgetError, LimitReachedError) as error:
-        link.say("row", **facts, refused=f"{type(error).__name__}: {error}"[:500])
+        facts["refused"] = f"{type(error).__name__}: {error}"[:500]
     except Exception as error:
-        link.say("row", **facts, error=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:500])
+        facts["error"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:500]
         raise
+    finally:
+        record.write_whole(Path(order["result"]), json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -86,19 +86,17 @@ def language(kind: str, configuration: dict[str, Any], batch: int, length: int) 
     return LossOf(model(made)).train(), (tokens, labels), None
 
 
-def _vision(name: str, batch: int, eager_gib: float, small_size: int = 64, **options: Any) -> Case:
+def _vision(name: str, batch: int, small_size: int = 64, **options: Any) -> Case:
     full = functools.partial(vision, name, batch, 224, **options)
     small = functools.partial(vision, name, 8, small_size, **{**options, "num_classes": 10})
-    return Case(full, small, False, eager_gib, 1.0)
+    return Case(full, small, False)
 
 
-def _language(kind: str, eager_gib: float, batch: int, length: int, small: dict[str, Any], **options: Any) -> Case:
+def _language(kind: str, batch: int, length: int, small: dict[str, Any], **options: Any) -> Case:
     return Case(
         functools.partial(language, kind, options, batch, length),
         functools.partial(language, kind, {**options, **small}, 16, 64),
         True,
-        eager_gib,
-        2.0,
     )
 
 
@@ -109,18 +107,17 @@ _LLAMA = {**_BERT, "num_key_value_heads": 2}
 _T5 = {"num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "d_kv": 16, **_NARROW}
 
 ZOO = {
-    "torchvision resnet50": _vision("resnet50", 64, 6),
-    "torchvision resnet101": _vision("resnet101", 64, 9),
-    "torchvision resnet152": _vision("resnet152", 64, 13),
-    "torchvision vgg16": _vision("vgg16", 64, 8, 32),
-    "torchvision googlenet": _vision("googlenet", 128, 8, aux_logits=False, init_weights=False),
-    "torchvision mobilenet_v2": _vision("mobilenet_v2", 96, 8),
-    "torchvision vit_b_16": _vision("vit_b_16", 64, 14, 224),
-    "transformers GPT-2": _language("gpt2", 12, 8, 1024, _GPT2),
-    "transformers BERT": _language("bert", 10, 16, 512, _BERT),
+    "torchvision resnet50": _vision("resnet50", 64),
+    "torchvision resnet101": _vision("resnet101", 64),
+    "torchvision resnet152": _vision("resnet152", 64),
+    "torchvision vgg16": _vision("vgg16", 64, 32),
+    "torchvision googlenet": _vision("googlenet", 128, aux_logits=False, init_weights=False),
+    "torchvision mobilenet_v2": _vision("mobilenet_v2", 96),
+    "torchvision vit_b_16": _vision("vit_b_16", 64, 224),
+    "transformers GPT-2": _language("gpt2", 8, 1024, _GPT2),
+    "transformers BERT": _language("bert", 16, 512, _BERT),
     "transformers Llama": _language(
         "llama",
-        20,
         4,
         1024,
         _LLAMA,
@@ -130,9 +127,9 @@ ZOO = {
         num_attention_heads=16,
         num_key_value_heads=4,
     ),
-    "transformers T5": _language("t5", 12, 16, 512, _T5, decoder_start_token_id=0),
-    "U-Net": Case(functools.partial(unet.unet, 4, 416, 416), unet.small, False, 6, 0.5),
-    "3D-UNet": Case(functools.partial(unet3d.unet3d, 8, (32, 96, 96)), unet3d.small, False, 8, 0.5),
+    "transformers T5": _language("t5", 16, 512, _T5, decoder_start_token_id=0),
+    "U-Net": Case(functools.partial(unet.unet, 4, 416, 416), unet.small, False),
+    "3D-UNet": Case(functools.partial(unet3d.unet3d, 8, (32, 96, 96)), unet3d.small, False),
 }
 
 

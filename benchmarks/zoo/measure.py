@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
 import re
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from torch.utils import _pytree as pytree
 
 import loadmaster
 from benchmarks import record
-from benchmarks.zoo.entries import Entry
-from benchmarks.zoo.models import entry
+from benchmarks.zoo.entries import Entry, entry
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.models.memory import plain
@@ -197,3 +197,24 @@ def measure_one(name: str, backend: str, path: Path) -> None:
         record.write_whole(path, json.dumps(row, default=lambda _: None))
 
     Measured(one, backend, save).run(path.with_suffix(".problem"))
+
+
+def run_alone(run: Callable[..., None], arguments: Sequence[Any], limit_s: float, preload: Sequence[str]) -> str | None:
+    """Call a function in a process of its own.
+
+    Args:
+        preload: modules that all such processes have in common, imported once.
+
+    Returns:
+        what ended it early, if anything did.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    process = context.Process(target=run, args=tuple(arguments))
+    process.start()
+    process.join(limit_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return f"took more than {limit_s:.0f} s"
+    return None if process.exitcode == 0 else f"ended with exit status {process.exitcode}"

@@ -1,16 +1,12 @@
-"""The benchmark's own plans: direct, right by the checker of lowered messages, and read back from documents."""
+"""The benchmark's own plans: direct, and right by the checker of lowered messages."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from benchmarks.collective.plans import COLLECTIVES, crossover_bytes, direct, read
+from benchmarks.collective.plans import COLLECTIVES, crossover_bytes, direct
 from benchmarks.collective_gpu import KIB, MIB, order
 from loadmaster.models.collective.collectives import instance_of
-from loadmaster.models.collective.documents import write_plan, write_problem
 from loadmaster.models.collective.lowering import lower
 from tests.models.collective.message_replay import replay
 
@@ -29,16 +25,6 @@ def test_direct_plans_do_what_they_are_for(collective: str, ranks: int) -> None:
 
 def test_two_hops_begin_earlier_with_more_ranks() -> None:
     assert crossover_bytes(8) < crossover_bytes(4) < crossover_bytes(2)
-
-
-def test_documents_give_the_same_algorithms(tmp_path: Path) -> None:
-    problem, plan = direct("allreduce", 4)
-    document = {"problem": write_problem(problem), "plan": write_plan(plan)}
-    (tmp_path / "allreduce.json").write_text(json.dumps(document))
-    found = read(tmp_path, 4)
-    assert found["allreduce"][1].algorithms == plan.algorithms
-    assert found["allreduce"][1].problem_sha256 == found["allreduce"][0].sha256
-    assert read(tmp_path, 8) == {}
 
 
 def test_small_sizes_come_first_and_every_case_once() -> None:

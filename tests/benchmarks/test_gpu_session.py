@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,79 @@ def test_a_run_has_a_number_of_its_own_also_after_one_whose_rows_are_gone(result
     again = begun(results, "--device", "cpu")
     again.measure([])
     assert [run["run"] for run in again.runs] == [1, 2, 3]
+
+
+CAPTURE = {"case": "resnet50", "method": "capture"}
+EAGER = {"case": "resnet50", "method": "eager"}
+ABOVE = {"case": "resnet50", "method": "loadmaster", "budget": "above", "group": "compared"}
+PEAK = {"peak_bytes": 1 << 30, "step_us": 1.0, "quartiles_us": [1.0, 1.0]}
+
+
+def compiled(knob: float) -> dict:
+    return {"case": "resnet50", "method": "compile", "knob": knob, "group": "compared"}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run whose rows' processes have measured as soon as they are started; eager fails."""
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "none")
+
+    def measured(wanted: list, *options: str) -> tuple[list, list]:
+        orders: list = []
+
+        def run_row(command: list, order: dict, *_more: object) -> dict:
+            orders.append(order["row"])
+            if order["row"]["method"] == "compile checkpoint":
+                time.sleep(0.4)
+                return {"error": "stopped"}
+            found = {"capture": {"least_bytes": 1 << 30}, "eager": {"error": "broken"}}
+            return found.get(order["row"]["method"], PEAK)
+
+        monkeypatch.setattr(session, "run_row", run_row)
+        found = begun(tmp_path, "--device", "cpu", "--jobs", "1", *options)
+        found.measure(wanted)
+        return found.rows, orders
+
+    return measured
+
+
+def test_a_run_goes_on_where_another_stopped_beside_the_plain_step(run):
+    wanted = [compiled(1.0), compiled(0.7)]
+    rows, _ = run(wanted)
+    assert [row["step_us"] for row in rows] == [1.0] * 2
+    rows, orders = run([*wanted, compiled(0.5)], "--jobs", "3")
+    assert {row["knob"] for row in orders} == {1.0, 0.5}
+    assert sorted((row["run"], row["knob"]) for row in rows) == [(1, 0.7), (1, 1.0), (2, 0.5), (2, 1.0)]
+    assert run([CAPTURE, *wanted, compiled(0.5)])[1] == []
+
+
+def test_plans_wait_for_the_peaks_that_their_budgets_refer_to(run):
+    rows, orders = run([ABOVE, CAPTURE, compiled(1.0)])
+    assert [row["method"] for row in orders] == ["capture", "compile", "loadmaster"]
+    assert rows[-1]["budget_bytes"] == int(1.1 * (1 << 30))
+    assert identity(rows[-1]) == identity(ABOVE)
+
+
+def test_a_plan_of_another_run_waits_for_costs_in_its_own_folder(run):
+    run([CAPTURE, compiled(1.0)])
+    _, orders = run([ABOVE, CAPTURE, compiled(1.0)])
+    assert [row["method"] for row in orders] == ["capture", "loadmaster", "compile"]
+
+
+def test_a_row_that_fails_is_recorded_and_measured_again_by_the_next_run(run):
+    assert run([EAGER])[0][0]["error"] == "broken"
+    rows, _ = run([EAGER])
+    assert len(rows) == 1 and rows[0]["run"] == 2
+
+
+def test_nothing_is_started_when_time_is_nearly_up(run, capsys):
+    assert run([compiled(1.0)], "--wall", "5", "--margin", "10") == ([], [])
+    assert "left for another run" in capsys.readouterr().out
+
+
+def test_what_ends_with_the_time_is_left_to_another_run(run, capsys, monkeypatch):
+    monkeypatch.setattr(session, "LAST_S", 0.2)
+    slow = {"case": "resnet50", "method": "compile checkpoint"}
+    rows, orders = run([slow], "--wall", "0.5", "--margin", "0.1")
+    assert rows == [] and len(orders) == 1
+    assert "left for another run" in capsys.readouterr().out
