@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from collections import Counter
@@ -43,6 +44,13 @@ def solves_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.M
     """Small solves need no process of their own here, unless the test is marked ``solver_process``."""
     if request.node.get_closest_marker("solver_process") is None and WITH_PROCESSES not in request.path.parents:
         monkeypatch.setattr(process, "RunningSolve", running_solve)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_are_let_be() -> None:
+    """A look for garbage goes through what a file makes, not through the million objects that are there before it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

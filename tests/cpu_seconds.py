@@ -58,13 +58,14 @@ def spent_s() -> float:
 
 def _of_children_s(process: str) -> float:
     """Of those that still run (fork servers, services), and of what they started; 0 where there is no /proc."""
-    spent = 0.0
-    for listing in Path(f"/proc/{process}/task").glob("*/children"):
-        # Each may end while it is looked at.
-        with contextlib.suppress(OSError):
-            for child in listing.read_text().split():
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                spent += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + _of_children_s(child)
+    spent, threads = 0.0, f"/proc/{process}/task"
+    # Each may end while it is looked at.
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(threads):
+            with contextlib.suppress(OSError), open(f"{threads}/{thread}/children") as listing:
+                for child in listing.read().split():
+                    fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                    spent += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + _of_children_s(child)
     return spent
 
 
@@ -81,11 +82,11 @@ class Costs:
         self.mark_s = spent_s()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: Any = yield
-        now_s = spent_s()
-        # A report's own attributes are what travels from a worker to the process that sums up.
-        report.cpu_seconds, self.mark_s = now_s - self.mark_s, now_s
+        # A report's own attributes are what travels from a worker to the process that sums up. The last one of a test
+        # brings what all of it took: each look at what was spent takes a while, too.
+        report.cpu_seconds = spent_s() - self.mark_s if call.when == "teardown" else 0.0
         report.is_slow = item.get_closest_marker("slow") is not None
         return report
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.cpu_seconds import SLOW_FROM_S, FileCost, kind_of, recorded
 
-# Of two idle cores: four minutes for the fast core and 25 for all, less the shares of two kinds to come.
+# Of two idle cores: four minutes for the fast core and 25 for all, less the share of a kind to come.
 FAST_CORE_S = 2 * 4 * 60
 ALL_S = 2 * 25 * 60
-KINDS_TO_COME = 2
+KINDS_TO_COME = 1
 # A kind's share of each, in processor seconds. The two that all the house was built with have larger ones; placement
 # has two executors.
 FAST_SHARE_S, SHARE_S = 20, 120

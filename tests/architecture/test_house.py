@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 
 import pytest
 
@@ -24,6 +25,12 @@ def test_no_file_is_longer_than_one_idea() -> None:
     too_long = {path: n for path, n in lengths.items() if n > LONGEST and path not in LONGER_WITH_REASON}
     assert too_long == {}
     assert [path for path in LONGER_WITH_REASON if lengths.get(path, 0) <= LONGEST] == []
+
+
+def test_no_two_tests_share_a_file_name() -> None:
+    """Pytest imports a test by the name of its file alone, and gives up at the second of one name."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, files in names.items() if files > 1] == []
 
 
 def test_every_module_says_what_it_is_for() -> None:

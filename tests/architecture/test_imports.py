@@ -11,7 +11,7 @@ HEAVY = """
 import sys
 heavy = {"highspy", "ortools", "pulp", "networkx", "matplotlib", "resvg_py", "fastapi", "starlette", "uvicorn",
          "sqlalchemy", "prometheus_client", "torch"}
-rooms = {"memory", "collective", "placement"}
+rooms = {"memory", "collective", "placement", "training"}
 loaded = {name for name in sys.modules if name.split(".")[0] in heavy}
 loaded |= {name for name in sys.modules if name.startswith("loadmaster.") and rooms & set(name.split("."))}
 assert not loaded, sorted(loaded)

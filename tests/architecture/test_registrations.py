@@ -13,8 +13,7 @@ import pytest
 
 from loadmaster.api.cli.build import New
 from loadmaster.api.report.extras import Extras
-from loadmaster.api.report.simulation import Simulated
-from loadmaster.api.report.views import Views
+from loadmaster.api.report.views import Simulated, Views
 from loadmaster.models.documents import Document
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Documents, Kind, Problem, Verdict, resolve
@@ -22,6 +21,7 @@ from loadmaster.models.kinds import KINDS
 from loadmaster.models.statements import Statements
 from loadmaster.models.summary import Summary
 from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.planner.sweep import Price
 
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -139,6 +139,10 @@ def test_limits_have_what_is_registered(kind: Kind) -> None:
         expect(resolve(limit.extras), [problem, Sequence[plan]], Extras)
     if limit.restrictions is not None:
         expect(resolve(limit.restrictions), [problem], dict[str, problem])
+    if limit.prices is not None:
+        told, asked = Callable[[PlanProgress], None] | None, Callable[[], bool] | None
+        takes = [problem, plan, PlanOptions]
+        expect(resolve(limit.prices), takes, Sequence[Price], others=Sequence[plan], on_progress=told, cancelled=asked)
     if kind.simulate is not None:
         expect(resolve(kind.simulate), [problem, list[str], int, plan | None], Simulated)
 
@@ -168,7 +172,7 @@ def test_captures_are_commands(kind: Kind) -> None:
 def test_nothing_that_is_registered_is_left_out_here() -> None:
     """A field of the registration that is a reference has a line above: these are all that look like one."""
     checked = {"documents", "validate", "check", "plan", "views", "new", "capture", "summary", "statements", "simulate"}
-    checked |= {"measurement", "whole", "points", "with_bound", "extras", "restrictions", "write"}
+    checked |= {"measurement", "whole", "points", "with_bound", "extras", "restrictions", "prices", "write"}
     found = set()
     for kind in KINDS.values():
         for part in (kind, *kind.exports, *([] if kind.limit is None else [kind.limit])):
