@@ -4,7 +4,7 @@ hand that keeps the moments of some blocks in pinned host memory."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Loop = Callable[[], Tensor]
+Batches = Iterator[Tensor]
 WORDS = 32000
 # Blocks whose moments are fetched ahead.
 AHEAD = 3
@@ -75,7 +76,7 @@ def autocast() -> torch.autocast:
     return torch.autocast("cuda", torch.bfloat16)
 
 
-def plain(model: Llama, tokens: Tensor, *, checkpointed: bool, compiled: bool) -> Loop:
+def plain(model: Llama, batches: Batches, *, checkpointed: bool, compiled: bool) -> Loop:
     """A step as in PyTorch's tutorials."""
     model.checkpointed = checkpointed
     if compiled:
@@ -85,7 +86,7 @@ def plain(model: Llama, tokens: Tensor, *, checkpointed: bool, compiled: bool) -
 
     def step() -> Tensor:
         with autocast():
-            loss = model(tokens)
+            loss = model(next(batches))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -94,7 +95,7 @@ def plain(model: Llama, tokens: Tensor, *, checkpointed: bool, compiled: bool) -
     return step
 
 
-def fsdp(model: Llama, tokens: Tensor) -> Loop:
+def fsdp(model: Llama, batches: Batches) -> Loop:
     """FSDP2 with its CPU offload, on one GPU: all state on the host, blocks checkpointed."""
     from torch import distributed
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -114,7 +115,7 @@ def fsdp(model: Llama, tokens: Tensor) -> Loop:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> Tensor:
-        loss = model(tokens)
+        loss = model(next(batches))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -127,8 +128,8 @@ class ByHand:
     """Checkpointed blocks, updated inside the backward pass. The moments of all but the first ``resident`` blocks are
     in pinned host memory: they are fetched some blocks ahead, and sent back while the next block computes."""
 
-    def __init__(self, model: Llama, tokens: Tensor, resident: int) -> None:
-        self.model, self.tokens, self.count = model, tokens, 0
+    def __init__(self, model: Llama, batches: Batches, resident: int) -> None:
+        self.model, self.batches, self.count = model, batches, 0
         model.checkpointed = True
         self.up, self.down, self.main = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.current_stream()
         self.groups = [list(block.parameters()) for block in model.blocks]
@@ -210,7 +211,7 @@ class ByHand:
         for _ in range(AHEAD):
             self.fetch()
         with autocast():
-            loss = self.model(self.tokens)
+            loss = self.model(next(self.batches))
         loss.backward()
         for p, moments in zip(self.others, self.of_others, strict=True):
             self.update([p], moments)

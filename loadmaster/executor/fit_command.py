@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
             clip_grad_value=arguments.clip_grad_value,
             accumulate=arguments.accumulate,
             backend=arguments.backend,
+            host_memory_bytes=arguments.host_memory,
             disk=arguments.disk,
             fragmentation_reserve_bytes=arguments.fragmentation,
             tries=arguments.tries,

@@ -31,8 +31,7 @@ from loadmaster.executor.steps.optimizers import clip_at_step, own_optimizer
 from loadmaster.executor.steps.resident import device_of, gradient_bytes, optimizer_state_bytes, own_bytes
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.tracing import Mode
-from loadmaster.executor.training.capture import can_measure, expect_layers, expect_recipe
-from loadmaster.executor.training.state_files import expect_folder
+from loadmaster.executor.training.capture import can_measure, expect_host, expect_layers, expect_recipe
 from loadmaster.executor.training.step import expect_unplanned
 from loadmaster.executor.training.train import PlannedTraining, fit_training
 from loadmaster.models.hardware import HostLink
@@ -65,6 +64,7 @@ def fit(
     accumulate: int = 1,
     blocks: Sequence[nn.Module] | None = None,
     backend: Backend = "inductor",
+    host_memory_bytes: int | str | None = None,
     disk: str | PathLike[str] | None = None,
     name: str | None = None,
     costs: CostModel | None = None,
@@ -121,6 +121,7 @@ def fit(
         backend: ``inductor`` compiles steps; with eight cores or more, part of them ahead in processes of their own.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
+        host_memory_bytes: of the host, which a plan of the whole step may take; None: half of all that it has.
         disk: folder on a local disk, for a plan of the whole step: where host memory lacks, files there hold optimizer
             state of what the host updates. None: host memory is all that there is beside the device.
         time_tolerance: plan again when the measured step time is off by more than this share, where that may gain.
@@ -169,6 +170,7 @@ def fit(
         accumulate=accumulate,
         blocks=blocks,
         backend=backend,
+        host_memory_bytes=host_memory_bytes,
         disk=disk,
         fragmentation_reserve_bytes=fragmentation_reserve_bytes,
         tries=tries,
@@ -221,6 +223,7 @@ class Fitting:
     accumulate: int = 1
     blocks: Sequence[nn.Module] | None = None
     backend: Backend = "inductor"
+    host_memory_bytes: int | str | None = None
     disk: str | PathLike[str] | None = None
     fragmentation_reserve_bytes: int | str | None = 0
     tries: int = 3
@@ -231,8 +234,7 @@ class Fitting:
     def __post_init__(self) -> None:
         expect_unplanned(self.model)
         expect_recipe(self.clip_grad_norm, self.clip_grad_value, self.accumulate)
-        if self.disk is not None:
-            expect_folder(self.disk)
+        expect_host(self.host_memory_bytes, self.disk)
         limits = ("clip_grad_norm", self.clip_grad_norm), ("clip_grad_value", self.clip_grad_value)
         for field, limit_of_gradients in limits:
             if self.optimizer is None and limit_of_gradients is not None:
@@ -280,8 +282,9 @@ class Fitting:
         if why is None:
             if own is not None:
                 clip_at_step(own, self.clip_grad_norm, self.clip_grad_value)
-            if self.disk is not None:
-                logger.warning("disk: not used, for activations alone are planned")
+            for field in ("host_memory_bytes", "disk"):
+                if getattr(self, field) is not None:
+                    logger.warning("%s: not used, for activations alone are planned", field)
             return fitted, fitter
         assert own is not None
         del fitter
@@ -310,6 +313,7 @@ class Fitting:
             accumulate=self.accumulate,
             blocks=self.blocks,
             compiled=self.backend == "inductor",
+            host_memory_bytes=self.host_memory_bytes,
             disk=self.disk,
             tries=self.tries,
             fragmentation_reserve_bytes=_reserve_bytes(self.fragmentation_reserve_bytes),

@@ -58,6 +58,8 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     value = "most of each value of the gradients, either way, likewise"
     fit.add_argument("--clip-grad-value", type=float, metavar="X", help=value)
     fit.add_argument("--accumulate", type=int, default=1, metavar="N", help="micro-batches before the updates (1)")
+    words = "host memory for a plan of the whole step (half of what the host has)"
+    fit.add_argument("--host-memory", metavar="SIZE", help=words)
     words = "folder on a local disk, whose files may hold optimizer state (no files)"
     fit.add_argument("--disk", metavar="FOLDER", help=words)
     fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")

@@ -15,6 +15,7 @@ from loadmaster import live_line
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
 from loadmaster.executor.steps.guards import captured_with
+from loadmaster.executor.steps.host_link import host_bytes
 from loadmaster.executor.steps.optimizers import expect_own_update, own_optimizer
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.wrappers import ddp_of
@@ -27,6 +28,7 @@ from loadmaster.executor.training.step import TrainingStep, expect_unplanned
 from loadmaster.executor.training.trial import measured_problem
 from loadmaster.models.training.plan import Schedule
 from loadmaster.models.training.problem import TrainingProblem
+from loadmaster.models.units import bytes_of, show_bytes
 
 MEASURED_ON = "cuda"
 """Type of the devices whose steps can be measured."""
@@ -88,6 +90,7 @@ def capture(
     accumulate: int = 1,
     blocks: Sequence[nn.Module] | None = None,
     backend: Backend = "inductor",
+    host_memory_bytes: int | str | None = None,
     disk: str | PathLike[str] | None = None,
     name: str | None = None,
     progress: bool | None = None,
@@ -106,6 +109,7 @@ def capture(
         accumulate: micro-batches whose gradients add up before the updates.
         blocks: modules that run one after the other; None: the model's largest list of modules.
         backend: ``inductor`` compiles the blocks, ``eager`` runs them as they are.
+        host_memory_bytes: of the host, for plans; None: half of all that it has.
         disk: folder on a local disk, which may hold optimizer state; its rates and its room are measured. None: none.
         name: of the problem; None: the model's class.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook.
@@ -126,6 +130,7 @@ def capture(
             accumulate=accumulate,
             blocks=blocks,
             compiled=backend == "inductor",
+            host_memory_bytes=host_memory_bytes,
             disk=disk,
             name=name,
             say=partial(line.show, begins=True),
@@ -147,13 +152,13 @@ def capture_step(
     compiled: bool,
     name: str | None,
     budget_bytes: int | None = None,
+    host_memory_bytes: int | str | None = None,
     disk: str | PathLike[str] | None = None,
     say: Callable[[str], None],
 ) -> CapturedTraining:
     """Measure a step, as :func:`capture` does, in trials that take no more than a budget where they can; ``say`` is
     called with what goes on."""
-    if disk is not None:
-        expect_folder(disk)
+    expect_host(host_memory_bytes, disk)
     given = batch_of(batch)
     expect_unplanned(model)
     optimizer = own_optimizer(optimizer)
@@ -180,6 +185,9 @@ def capture_step(
         say=say,
     )
     problem = replace(problem, captured_with=captured_with())
+    if host_memory_bytes is not None:
+        room_bytes = bytes_of(host_memory_bytes, "host_memory_bytes")
+        problem = replace(problem, host=replace(problem.host, capacity_bytes=room_bytes))
     if disk is not None:
         say("measuring the disk")
         problem = replace(problem, disk=measured_disk(disk))
@@ -208,6 +216,20 @@ def expect_layers(
             remedy = "Make it with sparse=False."
             raise InputError("model", name, "has sparse gradients, which the plan cannot move", remedy)
     return layers_of(model, optimizer, blocks)
+
+
+def expect_host(memory_bytes: int | str | None, disk: str | PathLike[str] | None) -> None:
+    """Refuse, by an InputError, a size of host memory that is none or more than there is, or a disk that is no
+    folder."""
+    if memory_bytes is not None:
+        size, present = bytes_of(memory_bytes, "host_memory_bytes"), host_bytes()
+        if size > present:
+            remedy = "Give less, or None for half of it."
+            raise InputError(
+                "host_memory_bytes", memory_bytes, f"is more than the host has: {show_bytes(present)}", remedy
+            )
+    if disk is not None:
+        expect_folder(disk)
 
 
 def expect_recipe(clip_grad_norm: float | None, clip_grad_value: float | None, accumulate: int) -> None:

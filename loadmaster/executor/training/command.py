@@ -21,6 +21,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--clip-grad-norm", type=float, metavar="X", help="global norm that gradients are clipped to")
     p.add_argument("--accumulate", type=int, default=1, metavar="N", help="micro-batches before the updates (1)")
     p.add_argument("--backend", choices=get_args(Backend), default="inductor", help="what will run the blocks")
+    words = "host memory for a plan of the whole step (half of what the host has)"
+    p.add_argument("--host-memory", metavar="SIZE", help=words)
     words = "folder on a local disk, whose files may hold optimizer state (no files)"
     p.add_argument("--disk", metavar="FOLDER", help=words)
     made_step.add_model_arguments(p)
@@ -45,6 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
                 clip_grad_norm=arguments.clip_grad_norm,
                 accumulate=arguments.accumulate,
                 backend=arguments.backend,
+                host_memory_bytes=arguments.host_memory,
                 disk=arguments.disk,
                 name=arguments.name,
                 progress=True,
