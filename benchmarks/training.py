@@ -16,6 +16,7 @@ import itertools
 import multiprocessing
 import statistics
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -134,6 +135,7 @@ def row(model_name: str, method: str, of: float, warm: int, options: dict[str, A
     try:
         return ways[method]()
     except Exception as error:  # noqa: BLE001 - a row says what kept it from running
+        traceback.print_exc()
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 

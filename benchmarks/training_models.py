@@ -17,6 +17,7 @@ import argparse
 import multiprocessing
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -214,6 +215,7 @@ def row(name: str, method: str, budget_bytes: int, *, small: bool) -> dict[str, 
         for loop in ways[method]():
             found |= measured(loop, device)
     except Exception as error:  # noqa: BLE001 - a row says what kept it from running
+        traceback.print_exc()
         found["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     return found
 

@@ -19,6 +19,7 @@ PROBE_BYTES = 1 << 28
 PROBES = 9
 HOST_SHARE = 0.5  # of the host's memory: the rest is for the data, and for what else runs there
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_MEMORY = Path("/proc/meminfo")
 
 
 def host_link(device: torch.device, hardware: str | None = None, *, compiled: bool = False) -> HostLink:
@@ -67,6 +68,15 @@ def host_bytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def available_host_bytes() -> int:
+    """Bytes of the host's memory that can be taken without swapping, as Linux estimates it; else :func:`host_bytes`."""
+    if _MEMORY.is_file():
+        for line in _MEMORY.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return host_bytes()
 
 
 def cores() -> int:

@@ -1,13 +1,14 @@
 """Pinned host memory for offloaded results: allocated once, used again in every step.
 
-Pinning a gibibyte takes a good part of a second, so blocks are cut from slabs that live as long as the process, and a
-block returns to its pool when the last tensor on it dies. PyTorch's own cache of pinned memory rounds every request up
-to a power of two; slabs are powers of two, blocks are as long as they must be.
+Pinning takes time, so blocks are cut from slabs that live as long as the pool, and a block returns to its pool when the
+last tensor on it dies. PyTorch's own cache of pinned memory rounds every request up to a power of two; slabs are powers
+of two, blocks are as long as they must be.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import weakref
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from functools import cache
 import torch
 
 from loadmaster.errors import InputError
+from loadmaster.executor.steps.host_link import available_host_bytes
 
 SLAB_BYTES = 1 << 28
 _ALIGNMENT_BYTES = 512
@@ -100,21 +102,23 @@ class HostPool:
         return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
 
     def _slab_bytes_for(self, length: int) -> int:
-        # PyTorch would pin that much anyway: smaller blocks fit into the rest.
+        # Smaller blocks fit into the rest.
         return max(self.slab_bytes, 1 << (length - 1).bit_length())
 
     def _aligned(self, size_bytes: int) -> torch.Tensor:
         """Pin a slab that begins at a multiple of the alignment, if that is more than blocks have anyway."""
         memory = self._pin(size_bytes)
         if self.alignment_bytes > _ALIGNMENT_BYTES and memory.data_ptr() % self.alignment_bytes:
-            memory = self._pin(size_bytes + self.alignment_bytes)  # pinned memory hardly ever comes here
+            memory = self._pin(size_bytes + self.alignment_bytes)  # pinned memory never comes here
             skipped = -memory.data_ptr() % self.alignment_bytes
             memory = memory[skipped : skipped + size_bytes]
         return memory
 
     def _pin(self, size_bytes: int) -> torch.Tensor:
+        if not self.pinned:
+            return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
         try:
-            return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
+            return _page_locked(size_bytes)
         except RuntimeError as error:
             raise InputError(
                 "host memory",
@@ -122,6 +126,31 @@ class HostPool:
                 f"cannot be pinned for offloaded results: {str(error).splitlines()[0]}",
                 "Plan with a smaller capacity_bytes of the host link, or let the process lock more memory (ulimit -l).",
             ) from error
+
+
+def _page_locked(size_bytes: int) -> torch.Tensor:
+    """Memory that a CUDA device copies to and from by itself, uint8 [size_bytes]. RuntimeError: there is not so much.
+
+    CUDA's own allocation clears its pages in one thread, at about a second for a gibibyte. Here all threads do.
+    """
+    if size_bytes > available_host_bytes():
+        raise RuntimeError(f"the host has {available_host_bytes()} bytes left")
+    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    array = (ctypes.c_char * size_bytes).from_buffer(pages)
+    memory = torch.frombuffer(array, dtype=torch.uint8)
+    memory[:: mmap.PAGESIZE] = 0
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
+    torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), size_bytes, 0))
+    weakref.finalize(array, _unlock, memory.data_ptr(), pages).atexit = False
+    return memory
+
+
+def _unlock(address: int, _: mmap.mmap) -> None:
+    """Let go of page-locked memory, once all copies are over; its pages are held until then."""
+    torch.cuda.synchronize()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
+    torch.cuda.check_error(runtime.cudaHostUnregister(address))
 
 
 @cache

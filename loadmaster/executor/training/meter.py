@@ -13,7 +13,8 @@ _BUSY_BYTES = 1 << 28
 
 
 class Mark(NamedTuple):
-    """A moment in the device's work: when it was, bytes in use then, and at most since the mark before."""
+    """A moment in the device's work: when it was, bytes in use then, and at most since the mark before; 0 where bytes
+    are not counted."""
 
     at: Any
     size_bytes: int
@@ -36,8 +37,8 @@ class Meter(Protocol):
     device: torch.device
     limit_bytes: int
 
-    def mark(self) -> Mark:
-        """Mark the present end of the device's work."""
+    def mark(self, *, counts_bytes: bool = True) -> Mark:
+        """Mark the present end of the device's work; without bytes, it takes the processor less time."""
 
     def us(self, start: Mark, end: Mark) -> float:
         """Time between two marks."""
@@ -55,8 +56,10 @@ class CudaMeter:
         # What the allocator has taken and does not use is free, too.
         self.limit_bytes = int(free) + torch.cuda.memory_reserved(device)
 
-    def mark(self) -> Mark:
+    def mark(self, *, counts_bytes: bool = True) -> Mark:
         """Mark the present end of the compute stream."""
+        if not counts_bytes:
+            return Mark(mark(self.device), 0, 0)
         at, most_bytes = mark(self.device), torch.cuda.max_memory_allocated(self.device)
         found = Mark(at, torch.cuda.memory_allocated(self.device), most_bytes)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -78,6 +81,7 @@ class _CudaLink:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         here = torch.empty(_BUSY_BYTES, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(_BUSY_BYTES, dtype=torch.uint8, device=device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # which may still read what was there before
         self._target, self._source = (here, there) if to_host else (there, here)
         self._ends: list[torch.cuda.Event] = []
 

@@ -37,7 +37,9 @@ from loadmaster.models.training.phases import Phases
 from loadmaster.models.training.plan import GroupPlan, Schedule, Stay
 from loadmaster.models.training.problem import Group, Layer, LayerClass, Point, TrainingProblem
 
-_RUNS = 4  # of each trial: the first ones compile and fill the allocator's cache
+# Of each trial: the first compiles and fills the allocator's cache, the second counts bytes. That takes the processor
+# longer than it takes to launch a small block, so the others are timed.
+_RUNS, _COUNTING = 5, 1
 _MOVE_US = 100.0  # a group moves tensor by tensor, at 10 to 20 us each
 
 
@@ -153,19 +155,22 @@ class Measured:
 
 
 class _Recorder:
-    """Callback of a step's positions, which marks them."""
+    """Callback of a step's positions, which marks them, and drops the gradients that are there by then."""
 
-    def __init__(self, meter: Meter, drop: Callable[[], None]) -> None:
-        self._meter, self._drop = meter, drop
+    def __init__(self, meter: Meter, parameters: Sequence[nn.Parameter]) -> None:
+        self._meter, self._parameters = meter, parameters
         self.step: TrainingStep | None = None
+        self.counts_bytes = True
         self._marks: dict[tuple[int, bool], tuple[Mark, int]] = {}
 
     def __call__(self, position: int, launched: bool) -> None:
         if self.step is None:
             return
         if not launched:
-            self._drop()
-        self._marks[position, launched] = self._meter.mark(), self.step.streamed_bytes
+            for p in self._parameters:
+                p.grad = None
+        mark = self._meter.mark(counts_bytes=self.counts_bytes)
+        self._marks[position, launched] = mark, self.step.streamed_bytes
 
     def measured(self, phases: int) -> Measured:
         """Read the marks of the last step."""
@@ -210,7 +215,7 @@ class Trials:
         is_there = all(p.device == meter.device for p in model.parameters())
         self._plans = tuple(_trial_plan(self._phases, g, is_there=is_there) for g in range(len(frozen)))
         self._resident = allocated_bytes(model.parameters()) if is_there else 0
-        self._recorder = _Recorder(meter, model.zero_grad)
+        self._recorder = _Recorder(meter, list(model.parameters()))
         self.step = self._recorder.step = TrainingStep(
             model,
             loss,
@@ -314,14 +319,15 @@ class Trials:
     def _run(self, points: dict[int, str]) -> Measured:
         self.step.schedule = self._schedule(points)
         found = []
-        for _ in range(_RUNS):
+        for n in range(_RUNS):
+            self._recorder.counts_bytes = n == _COUNTING
             with torch.autocast(self._meter.device.type, self._autocast, enabled=self._autocast is not None):
                 loss = self.step(*self._batch.args, **self._batch.kwargs)
             loss.backward()
             del loss  # its memory is not there when the next step starts
             found.append(self._recorder.measured(len(self._phases)))
-        middle = [statistics.median(times) for times in zip(*(f.times_us for f in found[1:]), strict=True)]
-        return replace(found[-1], times_us=middle)
+        timed = [f.times_us for f in found[_COUNTING + 1 :]]
+        return replace(found[_COUNTING], times_us=[statistics.median(times) for times in zip(*timed, strict=True)])
 
 
 def _costs(point: Point) -> tuple[float, ...]:

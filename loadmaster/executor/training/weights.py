@@ -80,6 +80,9 @@ class HostWeights:
         self._memory: Tensor | None = None
         self._loading: _Loading | None = None
         self.is_current = self._is_shown = False
+        # Made once: it waits for the device.
+        each = zip(of.parameters, self.copy_packing.dtypes, strict=True)
+        self._nothing = [nothing_like(p.shape, dtype, mover.device) for p, dtype in each]
         for view, copied, p in zip(self.views, self.copy_views, of.parameters, strict=True):
             view.copy_(p.detach())
             copied.copy_(view)
@@ -196,14 +199,8 @@ class HostWeights:
         return self._memory.view(dtype).as_strided(size, stride, offset)
 
     def _show(self, memory: Tensor | None) -> None:
-        device, self._is_shown = self._mover.device, False
-        if memory is None:
-            views = [
-                nothing_like(p.shape, dtype, device)
-                for p, dtype in zip(self._of.parameters, self.copy_packing.dtypes, strict=True)
-            ]
-        else:
-            views = self.copy_packing.views(memory)
+        self._is_shown = False
+        views = self._nothing if memory is None else self.copy_packing.views(memory)
         for p, view in zip(self._of.parameters, views, strict=True):
             p.data = view
         self._is_shown = memory is not None

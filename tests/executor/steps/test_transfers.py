@@ -110,10 +110,32 @@ def test_blocks_never_overlap(sizes: list[int], dying: list[int]) -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> torch.Tensor:
+    def refuse(_: int) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory\nCompile with ...")
 
-    monkeypatch.setattr(pinned.torch, "empty", refuse)
+    monkeypatch.setattr(pinned, "_page_locked", refuse)
     with pytest.raises(InputError, match="cannot be pinned for offloaded results: CUDA error: out of memory") as found:
         HostPool().take(100)
     assert "capacity_bytes" in str(found.value)
+
+
+def test_more_than_the_host_has_left_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "available_host_bytes", lambda: 1 << 20)
+    with pytest.raises(InputError, match="cannot be pinned for offloaded results: the host has 1048576 bytes left"):
+        HostPool().take(1)  # a slab is larger
+
+
+@pytest.mark.gpu
+def test_pinned_blocks_are_read_and_written_by_copies_of_the_device() -> None:
+    pool = HostPool()
+    block = pool.take(1000)
+    assert block.is_pinned() and block.data_ptr() % 4096 == 0
+    there = torch.arange(1000, device="cuda").to(torch.uint8)
+    block.copy_(there, non_blocking=True)
+    back = torch.empty_like(there)
+    back.copy_(block, non_blocking=True)
+    torch.cuda.synchronize()
+    assert back.tolist() == there.tolist() == block.tolist()
+    del pool, block
+    gc.collect()
+    assert HostPool().take(1 << 29).is_pinned()

@@ -79,8 +79,10 @@ class CountingMeter(TorchDispatchMode):
         self._storages = {key: of for key, of in self._storages.items() if not of[0].expired()}
         return sum(size for _, size in self._storages.values())
 
-    def mark(self) -> Mark:
+    def mark(self, *, counts_bytes: bool = True) -> Mark:
         """Count."""
+        if not counts_bytes:
+            return Mark(self._count, 0, 0)
         found = Mark(self._count, self.size_bytes, max(self._most, self.size_bytes))
         self._most = found.size_bytes
         return found
