@@ -81,6 +81,8 @@ def _run(name: str, problem: Any, options: SolveOptions, started: float) -> tupl
     try:
         problem.solve(_solver(name, options))
     except pulp.PulpError as error:
+        if name in _CBC and _is_infeasible_to_preprocessing(name, problem, options):
+            return SolverStatus.INFEASIBLE, StoppedBy.PROOF
         raise SolverError(f"pulp:{name} failed: {error}. Check its installation, or use highs.") from error
     return _outcome(name, problem, options, time.perf_counter() - started)
 
@@ -93,7 +95,17 @@ def _problem(program: Program) -> Any:
         return pulp.LpProblem.fromMPS(str(path), sense=pulp.LpMinimize)[1]
 
 
-def _solver(name: str, options: SolveOptions) -> Any:
+def _is_infeasible_to_preprocessing(name: str, problem: Any, options: SolveOptions) -> bool:
+    """Return whether CBC's preprocessing proves that there is no point: CBC 2.10.3 without it crashes on some such
+    programs."""
+    try:
+        problem.solve(_solver(name, options, preprocesses=True))
+    except pulp.PulpError:
+        return False
+    return bool(problem.status == pulp.LpStatusInfeasible)
+
+
+def _solver(name: str, options: SolveOptions, *, preprocesses: bool = False) -> Any:
     known = inspect.signature(type(pulp.getSolver(name)).__init__).parameters
     asked: dict[str, Any] = {
         "msg": False,
@@ -103,7 +115,7 @@ def _solver(name: str, options: SolveOptions) -> Any:
         "maxNodes": options.node_limit,
         "warmStart": True if options.start_columns is not None else None,
     }
-    if name in _CBC:
+    if name in _CBC and not preprocesses:
         # CBC 2.10.3 calls points optimal after it that are not, or that break rows.
         asked["options"] = ["preprocess off"]
     passed = {key: value for key, value in asked.items() if value is not None and key in known}

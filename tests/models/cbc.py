@@ -10,7 +10,12 @@ _TOLERANCE = 1e-5
 def optimum(model: pulp.LpProblem) -> float | None:
     """Solve a twin: the objective, or None if nothing satisfies it. Its point must satisfy every row."""
     # With its preprocessing, CBC 2.10.3 calls points optimal that are not, or that break rows.
-    model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, options=["preprocess off"]))
+    try:
+        model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, options=["preprocess off"]))
+    except pulp.PulpSolverError:
+        # Without it, CBC 2.10.3 crashes on some programs that nothing satisfies.
+        model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0))
+        assert model.status == pulp.LpStatusInfeasible, "CBC crashes"
     status = pulp.LpStatus[model.status]
     assert status in ("Optimal", "Infeasible"), status
     if status == "Infeasible":

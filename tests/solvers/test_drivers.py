@@ -224,6 +224,15 @@ def test_what_breaks_a_solver_is_solved(name: str) -> None:
     assert solution.bound == pytest.approx(other.objective, rel=1e-6)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_whole_number_between_two_is_infeasible(solver: str) -> None:
+    """CBC 2.10.3 without preprocessing crashes on it."""
+    builder = ProgramBuilder()
+    whole = builder.columns("whole", 1, upper=1, integer=True)
+    builder.rows("half", (), [(0, whole, [2.0])], lower=1.0, upper=1.0)
+    assert solve(builder.build(), EXACT, solver=solver).status is SolverStatus.INFEASIBLE
+
+
 @pytest.mark.parametrize(
     ("point", "breaks"), [([1.0, 1.0, 0.0], "budget"), ([0.0, 0.0, 2.0], r"keep\[2\]"), ([1.0, 0.0, 1.0], None)]
 )

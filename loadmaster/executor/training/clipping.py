@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from loadmaster.executor.training.copies import Mover
+from loadmaster.executor.training.copies import Move, Mover
 
 # Change of a complete gradient, in place.
 Clip = Callable[[Tensor], object]
@@ -32,6 +32,7 @@ class Clipping:
         if max_norm is None:
             self._on_host.set_result(self._clip)
         self.norm: Tensor | None = None
+        self._sent: tuple[Tensor, Move] | None = None  # the factor, on its way to the host
 
     def note(self, gradients: Sequence[tuple[Tensor, torch.dtype]]) -> None:
         """Take the norms of gradients that leave the device, each in the format of its master weights, as plain PyTorch
@@ -48,7 +49,10 @@ class Clipping:
         self.norm = torch.linalg.vector_norm(torch.stack(self._norms)) if self._norms else torch.zeros(())
         factor = torch.clamp(self._max_norm / (self.norm + 1e-6), max=1.0)
         there = mover.host_buffer(factor.element_size()).view(factor.dtype)
+        if self._sent is not None:
+            self._sent[1].wait()  # before its memory is free
         move = mover.store(there, factor.view(1), [mover.mark()])
+        self._sent = factor, move
 
         def on_host(gradient: Tensor) -> None:
             move.finish()

@@ -14,6 +14,7 @@ from loadmaster.executor.training.updates import GroupOptimizer, HostThread, hos
 
 SAMPLE_ELEMENTS = 1 << 25
 _SAMPLES = 6
+_FILLS = 30  # about a millisecond of a device's time: longer than the launch of an update
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch
     for _ in range(_SAMPLES):
         for master in there.masters:
             master.grad = torch.ones_like(master)
+            for _ in range(_FILLS):  # the device is busy while the update is launched, as it is in a step
+                master.grad.fill_(1.0)
         start = meter.mark()
         there.step(there.settings())
         device_us.append(meter.us(start, meter.mark()))

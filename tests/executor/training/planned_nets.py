@@ -8,12 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loadmaster.executor.training.layers import ModelLayers
+from loadmaster.executor.training.points import BLOCK_POINTS, CHECKPOINT, KEEP
 from loadmaster.models.placement.problem import Tier
 from loadmaster.models.training.phases import Phases
 from loadmaster.models.training.plan import GroupPlan, Schedule, Stay
 from loadmaster.models.training.problem import Group, Layer, LayerClass, Point, TrainingProblem
 from loadmaster.models.training.ways import TRAINED, Way
 
+# Every other one is checkpointed by hand.
+POINTS_OF_BLOCKS = (KEEP, CHECKPOINT, *(name for name in BLOCK_POINTS if name not in (KEEP, CHECKPOINT)))
 RESIDENT, STATE_AWAY, HOST_UPDATED, STREAMED, BOTH_AWAY, STREAMED_UPDATED_HERE = TRAINED
 
 
@@ -49,7 +52,7 @@ class Net(nn.Module):
 
 def problem_of(layers: ModelLayers, *, micro_batches: int = 1, clips: bool = False) -> TrainingProblem:
     """A training problem of a model's layers and groups, with made-up times and activations."""
-    points = tuple(Point(name, 10.0, 20.0, 1000) for name in ("keep", "checkpoint"))
+    points = tuple(Point(name, 10.0, 20.0, 1000) for name in POINTS_OF_BLOCKS)
     groups = []
     for of in layers.groups:
         size = of.weight_bytes

@@ -18,6 +18,8 @@ from loadmaster.executor.training.layers import ModelLayers, layers_of
 from loadmaster.executor.training.step import TrainingStep
 from loadmaster.models.placement.problem import Tier
 from loadmaster.models.training.checker import check
+from loadmaster.models.training.plan import Schedule
+from loadmaster.models.training.problem import TrainingProblem
 from loadmaster.models.training.ways import TRAINED, Way
 from tests.executor.training.planned_nets import Net, problem_of, schedule_of, with_loss_in_chunks
 
@@ -84,19 +86,26 @@ class Both:
 
     def plan(self, *ways: Way) -> TrainingStep:
         """Plan the model's step."""
-        layers = small_layers_of(self.model, self.optimizer)
-        problem = problem_of(layers, micro_batches=self.accumulate, clips=self.max_norm is not None)
-        if self.disk is not None:
-            problem = replace(problem, disk=Tier("disk", 5.0, 5.0))
+        problem = self.problem()
         schedule = schedule_of(problem, *ways, disk_buffers=self.disk_buffers)
         if self.loss_in_chunks:
             problem, schedule = with_loss_in_chunks(problem, schedule)
         verdict = check(problem, schedule, 1 << 40)
         assert verdict.ok, verdict.violations
+        return self.under(problem, schedule)
+
+    def problem(self) -> TrainingProblem:
+        """The problem of the model's step."""
+        layers = small_layers_of(self.model, self.optimizer)
+        problem = problem_of(layers, micro_batches=self.accumulate, clips=self.max_norm is not None)
+        return problem if self.disk is None else replace(problem, disk=Tier("disk", 5.0, 5.0))
+
+    def under(self, problem: TrainingProblem, schedule: Schedule) -> TrainingStep:
+        """Make the model's step under a schedule."""
         return TrainingStep(
             self.model,
             None,
-            layers,
+            small_layers_of(self.model, self.optimizer),
             problem,
             schedule,
             self.optimizer,
