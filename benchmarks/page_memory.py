@@ -272,7 +272,7 @@ def _tensor_cache(steps: Result, files: Result) -> str:
 
 def training(results: Mapping[str, Result]) -> Iterator[str]:
     """Tell about plans of ``training``: whole steps under a budget, and as people run them without a plan."""
-    result = results["training"]
+    result = results["training_llama_3b"]
     rows = [row for row in result["rows"] if "step_ms" in row]
     planned = [row for row in rows if row["method"] == "planned"]
     rivals = {

@@ -65,6 +65,21 @@ def test_a_disk_is_measured_too(
     assert "disk: is no folder" in capsys.readouterr().err
 
 
+def test_host_memory_is_what_the_user_allows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_the_cpu(monkeypatch)
+    flags = ("--backend", "eager", "-o", "problem.json")
+    assert main(["net_factory:make", "--host-memory", "1MiB", *flags]) == 0
+    problem = load_problem("problem.json")
+    assert isinstance(problem, TrainingProblem) and problem.host.capacity_bytes == 1 << 20
+    for wrong, says in (("999TiB", "is more than the host has: "), ("much", "is not a size"), ("50%", "is a share")):
+        capsys.readouterr()
+        assert main(["net_factory:make", "--host-memory", wrong, *flags]) == 2
+        said = capsys.readouterr().err
+        assert "host_memory_bytes" in said and says in said and wrong in said
+
+
 def test_without_cuda_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("cpu", "cuda"):

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -541,3 +542,16 @@ def test_capture_gives_the_problem_and_changes_nothing(planner: Planned) -> None
     )
     assert found.budget_bytes is None and found.micro_batches == 2 and found.clip_grad_norm
     torch.testing.assert_close(recipe.model.state_dict(), before)
+
+
+def test_a_plan_takes_the_host_memory_that_it_is_allowed(
+    planner: Planned, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host: dict[str, Any] = {"host_memory_bytes": "64MiB", "disk": tmp_path}
+    recipe = Recipe()
+    fitted = fit_eagerly(recipe, planner, AMPLE, blocks=list(recipe.model.blocks), **host)
+    assert isinstance(fitted, PlannedTraining)
+    assert planner.asked[0].host.capacity_bytes == 64 << 20
+    fit_eagerly(Recipe(), planner, AMPLE, costs=roofline("cpu"), verify=False, **host)
+    for field in host:
+        assert f"{field}: not used, for activations alone are planned" in caplog.text
