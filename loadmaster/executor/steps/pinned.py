@@ -137,6 +137,8 @@ def _page_locked(size_bytes: int) -> torch.Tensor:
         raise RuntimeError(f"the host has {available_host_bytes()} bytes left")
     pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
+    # Or else a fork, as of a DataLoader's workers, may leave the device other pages than this process.
+    pages.madvise(mmap.MADV_DONTFORK)
     array = (ctypes.c_char * size_bytes).from_buffer(pages)
     memory = torch.frombuffer(array, dtype=torch.uint8)
     memory[:: mmap.PAGESIZE] = 0

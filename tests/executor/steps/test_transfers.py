@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,6 +126,60 @@ def test_more_than_the_host_has_left_is_not_touched(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pinned, "available_host_bytes", lambda: 1 << 20)
     with pytest.raises(InputError, match="cannot be pinned for offloaded results: the host has 1048576 bytes left"):
         HostPool().take(1)  # a slab is larger
+
+
+class Runtime:
+    """CUDA's functions for memory of the host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> None:
+        self.locked: dict[int, int] = {}
+        self.fails, self.unlocked = fails, 0
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.cuda, "check_error", self.check)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def check(self, error: int) -> None:
+        if error:
+            raise RuntimeError("CUDA error: out of memory")
+
+    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+        self.locked[address] = size_bytes
+        return int(self.fails)
+
+    def cudaHostUnregister(self, address: int) -> int:
+        assert set(ctypes.string_at(address, self.locked.pop(address))) == {7}  # it is still there
+        self.unlocked += 1
+        return 0
+
+
+def test_memory_is_locked_as_long_as_somebody_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(monkeypatch)
+    pool = HostPool(slab_bytes=1 << 16)
+    block = pool.take(1 << 16).fill_(7)
+    assert list(runtime.locked.items()) == [(block.data_ptr(), 1 << 16)]
+    assert block.data_ptr() % 4096 == 0
+    del pool
+    gc.collect()
+    assert runtime.unlocked == 0
+    del block
+    gc.collect()
+    assert runtime.unlocked == 1 and not runtime.locked
+
+
+def test_locked_pages_are_not_those_of_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux would copy a page that both write, and the device would go on with the one that the child has."""
+    Runtime(monkeypatch)
+    block = HostPool(slab_bytes=1 << 16).take(1 << 16).fill_(7)
+    size = f"{block.data_ptr():x}-"
+    maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    (flags,) = (after.splitlines()[0] for before, after in itertools.pairwise(maps) if size in before)
+    assert "dc" in flags.split()  # do not copy on fork
+
+
+def test_what_cuda_does_not_lock_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    Runtime(monkeypatch, fails=True)
+    with pytest.raises(InputError, match="cannot be pinned for offloaded results: CUDA error: out of memory"):
+        HostPool(slab_bytes=1 << 16).take(1)
 
 
 @pytest.mark.gpu
