@@ -65,11 +65,13 @@ def measured(loop: Loop, device: str = "cuda", *, warm: int = WARM) -> dict[str,
 def planned(model: Llama, batches: Batches, budget: float, *, warm: int, **options: Any) -> dict[str, Any]:
     """Plan under a budget, and train; ``options`` are of :func:`fit`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    like = next(batches)
+    batches = itertools.chain([like], batches)
     began = time.perf_counter()
     with autocast():
         fitted = fit(
             model,
-            (next(batches),),
+            (like,),
             optimizer=optimizer,
             budget_bytes=int(budget * GIB),
             planner=loadmaster.plan,
