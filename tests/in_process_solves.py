@@ -64,9 +64,6 @@ class Reports:
         if self.best is None or objective < self.best[0]:
             self.best = objective, values
 
-    def settled(self, solution: Solution) -> None:
-        """Nobody kills this solve before its explanation."""
-
     def stop_asked(self) -> bool:
         return self.stop.is_set()
 

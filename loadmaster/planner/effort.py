@@ -150,8 +150,6 @@ class Effort:
                     seed=options.seed,
                     memory_limit_bytes=options.solver_memory_bytes,
                     cutoff=cutoff,
-                    # A plan says in words of its kind why there is none.
-                    explain=False,
                 ),
                 solver=options.solver,
                 cancelled=self.cancelled,

@@ -35,7 +35,6 @@ from loadmaster.solvers.solution import (
     Incumbent,
     Link,
     Progress,
-    Settled,
     Solution,
     SolveOptions,
     SolverStatus,
@@ -86,9 +85,6 @@ class UnscaledLink:
     def incumbent(self, objective: float, values: FloatArray) -> None:
         self._link.incumbent(objective / self._factor, values)
 
-    def settled(self, solution: Solution) -> None:
-        self._link.settled(unscaled(solution, self._factor))
-
     def stop_asked(self) -> bool:
         return self._link.stop_asked()
 
@@ -131,10 +127,6 @@ class PipeLink:
             now = time.monotonic()
             if now >= self._incumbent_due:
                 self._send_incumbent(now)
-
-    def settled(self, solution: Solution) -> None:
-        with self._lock:
-            self._connection.send(Settled(solution))
 
     def stop_asked(self) -> bool:
         return self._stop.is_set()
@@ -189,9 +181,9 @@ def _answer(driver: Driver, program: Program, options: SolveOptions, link: Link,
     if options.cutoff is not None:
         program = program.with_row("cutoff", program.cost, upper=options.cutoff - program.offset)
     program = _with_integer_bounds(program)
-    crossed = _crossed_bounds(program)
-    if crossed is not None or program.column_count == 0:
-        return _without_solver(program, solver, crossed)
+    is_crossed = _is_crossed(program)
+    if is_crossed or program.column_count == 0:
+        return _without_solver(program, solver, feasible=not is_crossed)
     if options.start_columns is not None and options.start_values is not None:
         start = _whole_start(program, options.start_columns, options.start_values)
         if start is not None:
@@ -220,22 +212,16 @@ def _with_integer_bounds(program: Program) -> Program:
     )
 
 
-def _crossed_bounds(program: Program) -> str | None:
-    """The label of a column or row that no number satisfies, whatever the rest; None if there is none."""
-    columns = np.flatnonzero(program.lower > program.upper)
-    if columns.size:
-        return program.column_label(int(columns[0]))
+def _is_crossed(program: Program) -> bool:
+    """Return whether no number satisfies some column or row, whatever the rest."""
     empty = np.diff(program.row_start) == 0
-    rows = np.flatnonzero(
-        (program.row_lower > program.row_upper)
-        | (empty & ((program.row_lower > _TOLERANCE) | (program.row_upper < -_TOLERANCE)))
-    )
-    return program.row_label(int(rows[0])) if rows.size else None
+    without_zero = (program.row_lower > _TOLERANCE) | (program.row_upper < -_TOLERANCE)
+    rows = (program.row_lower > program.row_upper) | (empty & without_zero)
+    return bool((program.lower > program.upper).any() or rows.any())
 
 
-def _without_solver(program: Program, solver: str, conflict: str | None) -> Solution:
+def _without_solver(program: Program, solver: str, *, feasible: bool) -> Solution:
     """The answer for a program without columns, or one that a single row or column makes infeasible."""
-    feasible = conflict is None
     return Solution(
         status=SolverStatus.OPTIMAL if feasible else SolverStatus.INFEASIBLE,
         stopped_by=StoppedBy.GAP if feasible else StoppedBy.PROOF,
@@ -247,7 +233,6 @@ def _without_solver(program: Program, solver: str, conflict: str | None) -> Solu
         nodes=0,
         solver=solver,
         solver_version=registry.version(solver),
-        conflict=() if conflict is None else (conflict,),
     )
 
 

@@ -7,7 +7,6 @@ the compiled helper that ``cp_model`` stands on: ``cp_model`` itself would impor
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import itertools
 import math
@@ -35,7 +34,6 @@ _LARGEST_SUM = 2**61
 _INT64 = np.iinfo(np.int64)
 _BOUND_TOLERANCE = 1e-9
 _LOOK_EVERY_S = 0.1
-_CORE_TIME_LIMIT_S = 10.0
 
 
 def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
@@ -63,7 +61,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
 
     status, stopped_by = _outcome(response, options, link, model)
     values = np.array(list(response.solution), dtype=np.float64) if len(response.solution) else None
-    solution = Solution(
+    return Solution(
         status=status,
         stopped_by=stopped_by,
         values=values,
@@ -75,11 +73,6 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         solver="cpsat",
         solver_version=importlib.metadata.version("ortools"),
     )
-    if status is not SolverStatus.INFEASIBLE or not options.explain:
-        return solution
-    link.settled(solution)
-    conflict = _conflict(program, model, options, solution.seconds)
-    return dataclasses.replace(solution, conflict=conflict, seconds=time.perf_counter() - started)
 
 
 def build_model(program: Program) -> Any:
@@ -317,24 +310,6 @@ def _outcome(response: Any, options: SolveOptions, link: Link, model: Any) -> tu
 def _bound(program: Program, response: Any) -> float | None:
     # Without an objective CP-SAT reports zero.
     return _finite(response.best_objective_bound) if program.cost.any() else program.offset
-
-
-def _conflict(program: Program, model: Any, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
-    """Rows that cannot all hold: each behind a literal that is assumed true, CP-SAT names those it needed."""
-    remaining_s = math.inf if options.time_limit_s is None else max(options.time_limit_s - spent_s, 1.0)
-    for row, constraint in enumerate(itertools.islice(model.constraints, program.row_count)):
-        literal = model.variables.add()
-        literal.domain.extend([0, 1])
-        constraint.enforcement_literal.append(program.column_count + row)
-    literals = list(range(program.column_count, program.column_count + program.row_count))
-    model.assumptions.extend(literals)
-    model.clear_objective()
-    model.clear_floating_point_objective()
-    limits = dataclasses.replace(options, time_limit_s=min(_CORE_TIME_LIMIT_S, remaining_s), parameters={})
-    solver: Any = cp_model_helper.SolveWrapper()
-    solver.set_parameters(_parameters(limits))
-    core = sorted(set(solver.solve(model).sufficient_assumptions_for_infeasibility))
-    return tuple(program.row_label(literal - program.column_count) for literal in core)
 
 
 def _finite(number: float) -> float | None:

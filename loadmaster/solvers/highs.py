@@ -37,10 +37,6 @@ _STOPPED_BY = {
 _SAME = 1e-6
 _SAME_COST = 1e-5
 
-# An irreducible subset of the rows and bounds of the linear relaxation.
-_IIS_STRATEGY = 2 + 4
-_IIS_TIME_LIMIT_S = 10.0
-
 
 def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     """Solve with HiGHS. See :class:`loadmaster.solvers.solution.Driver`.
@@ -70,7 +66,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         values = _incumbent(highs, program)
         bound = _finite(_bound(highs, program, status))
         outcome = _outcome(status, values is not None, highs.modelStatusToString(status))
-    solution = Solution(
+    return Solution(
         status=outcome[0],
         stopped_by=outcome[1],
         values=values,
@@ -82,11 +78,6 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         solver="highs",
         solver_version=highs.version(),
     )
-    if solution.status is not SolverStatus.INFEASIBLE or not options.explain:
-        return solution
-    link.settled(solution)
-    conflict = _conflict(program, options, solution.seconds)
-    return dataclasses.replace(solution, conflict=conflict, seconds=time.perf_counter() - started)
 
 
 def _attempts(options: SolveOptions) -> Iterator[SolveOptions]:
@@ -255,28 +246,6 @@ def _disambiguate(highs: Any, program: Program) -> Any:
     highs.run()
     status = highs.getModelStatus()
     return _Status.kUnbounded if status == _Status.kOptimal else status
-
-
-def _conflict(program: Program, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
-    """Rows and bounds of the linear relaxation that cannot all hold; none if only integrality forbids. The relaxation
-    is a program of its own here: asked about the mixed-integer one, HiGHS solves many of those."""
-    remaining_s = math.inf if options.time_limit_s is None else max(options.time_limit_s - spent_s, 1.0)
-    highs = _new()
-    for name in ("time_limit", "iis_time_limit"):
-        highs.setOptionValue(name, min(_IIS_TIME_LIMIT_S, remaining_s))
-    highs.setOptionValue("iis_strategy", _IIS_STRATEGY)
-    pass_program(
-        highs,
-        dataclasses.replace(program, cost=np.zeros_like(program.cost), integer=np.zeros_like(program.integer)),
-    )
-    highs.run()
-    if highs.getModelStatus() != _Status.kInfeasible:
-        return ()
-    status, iis = highs.getIis()
-    if status == highspy.HighsStatus.kError or not iis.valid_:
-        return ()
-    rows = tuple(program.row_label(row) for row in iis.row_index_)
-    return rows + tuple(program.column_label(column) for column in iis.col_index_)
 
 
 def _new() -> Any:

@@ -35,7 +35,6 @@ from loadmaster.solvers.solution import (
     STOP,
     Incumbent,
     Progress,
-    Settled,
     Solution,
     SolveOptions,
     SolverStatus,
@@ -119,7 +118,6 @@ class RunningSolve:
         self._finished = threading.Event()
         self._progress: Progress | None = None
         self._incumbent: Incumbent | None = None
-        self._settled: Solution | None = None
         self._outcome: Solution | LoadmasterError | None = None
         self._started = time.monotonic()
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the supervising thread
@@ -222,8 +220,6 @@ class RunningSolve:
             except (EOFError, OSError, pickle.UnpicklingError):
                 break
         cpu_seconds, exit_code = self._end_process(kill=stopped_by is not None and final is None)
-        if not isinstance(final, Solution) and self._settled is not None:
-            final = self._settled
         return self._conclude(final, stopped_by, cpu_seconds, exit_code)
 
     def _receive(self, message: Any) -> Solution | LoadmasterError | None:
@@ -233,8 +229,6 @@ class RunningSolve:
             self._progress = message
         elif isinstance(message, Incumbent):
             self._incumbent = message
-        elif isinstance(message, Settled):
-            self._settled = message.solution
         return None
 
     def _end_process(self, *, kill: bool) -> tuple[float | None, int | None]:

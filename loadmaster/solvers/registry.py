@@ -60,12 +60,12 @@ _PACKAGES = {
     "highs": _Package(
         "highspy",
         "loadmaster.solvers.highs",
-        ("continuous", "start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict"),
+        ("continuous", "start", "progress", "incumbents", "cancel", "node_limit", "cutoff"),
     ),
     "cpsat": _Package(
         "ortools",
         "loadmaster.solvers.cpsat",
-        ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict", "intervals"),
+        ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "intervals"),
     ),
     "pulp": _Package("pulp", "loadmaster.solvers.pulp_driver", ("continuous", "start", "cancel", "cutoff")),
 }

@@ -22,7 +22,6 @@ __all__ = [
     "Incumbent",
     "Link",
     "Progress",
-    "Settled",
     "Solution",
     "SolveOptions",
     "SolverStatus",
@@ -64,7 +63,6 @@ class SolveOptions:
         start_columns, start_values: a MIP start, whole or partial: columns [n] and their values [n].
         cutoff: only solutions with an objective at most this are of interest. An answer of "infeasible" then means that
             none is that good, with the cutoff as the bound.
-        explain: whether an infeasible program gets its conflict, which may take ten seconds.
         parameters: options handed to the solver under its own names, for experts.
     """
 
@@ -77,7 +75,6 @@ class SolveOptions:
     start_columns: IntArray | None = None
     start_values: FloatArray | None = None
     cutoff: float | None = None
-    explain: bool = True
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
@@ -104,7 +101,6 @@ class Solution:
         objective, bound: of the incumbent; best proved. None where there is none.
         seconds: wall time inside the solver.
         cpu_seconds: processor time of the whole process, start and imports too: sums over solves are honest.
-        conflict: for an infeasible program, labels of rows and column bounds that cannot all hold, if the solver says.
     """
 
     status: SolverStatus
@@ -117,7 +113,6 @@ class Solution:
     nodes: int
     solver: str
     solver_version: str
-    conflict: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -154,13 +149,6 @@ class Incumbent:
     values: FloatArray
 
 
-@dataclass(frozen=True, eq=False)
-class Settled:
-    """An answer that is final but for its explanation, sent before the search for one."""
-
-    solution: Solution
-
-
 class Link(Protocol):
     """The driver's side of the line to whoever asked for the solve. Safe to call from any thread, often."""
 
@@ -170,10 +158,6 @@ class Link(Protocol):
 
     def incumbent(self, objective: float, values: FloatArray) -> None:
         """Report a feasible point [columns]; the best is what a killed solve still answers."""
-        ...
-
-    def settled(self, solution: Solution) -> None:
-        """Report an answer that is final but for its conflict."""
         ...
 
     def stop_asked(self) -> bool:

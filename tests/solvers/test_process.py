@@ -21,7 +21,7 @@ from loadmaster.solvers.child import PipeLink, answer
 from loadmaster.solvers.process import RunningSolve, solve, start
 from loadmaster.solvers.program import FloatArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
-from tests.solvers.programs import hard, infeasible, knapsack
+from tests.solvers.programs import hard, knapsack
 
 pytestmark = pytest.mark.slow  # each test starts a process
 
@@ -335,20 +335,6 @@ def test_a_solve_outlives_the_thread_that_started_it() -> None:
     thread.join()
     with started[0] as running:
         assert running.wait().status is SolverStatus.OPTIMAL
-
-
-@pytest.mark.slow
-def test_a_proof_is_kept_when_the_search_for_its_conflict_is_cut_short(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import time\nfrom loadmaster.solvers import highs\nhighs._conflict = lambda *_: time.sleep(60)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(process, "_GRACE_S", 3.0)
-    solution = solve(infeasible(), SolveOptions(time_limit_s=0.5, cutoff=100.0))
-    assert (solution.status, solution.stopped_by) == (SolverStatus.INFEASIBLE, StoppedBy.PROOF)
-    assert solution.bound == 100.0
 
 
 def test_leaving_the_block_ends_the_solve() -> None:
