@@ -357,7 +357,7 @@ def _planned_alone(offline: Result) -> str:
         f"{len(rows)} plans are proved to 1 %. Budgets that were proved too small: {refused}. The first plan came "
         f"after {max(row['first_s'] for row in rows):.1f} s at most, the last one after "
         f"{max(row['seconds'] for row in rows):.0f}, with a limit of {offline['seconds']:.0f}. {percent(busy)} of that "
-        f"(median) was processor time: {offline['processes']} plans were made at a time.",
+        f"(median) was processor time. Plans made at a time: {offline['processes']}.",
         "**Not reached.** A median gap of 2 % was the goal. Gaps are largest where memory is least: "
         f"{percent(worst['gap'])} for `{worst['case']}` at {worst['budget_gib']:.1f} GiB. The bound moves bytes in "
         "parts, and a real move takes its room as a whole.",

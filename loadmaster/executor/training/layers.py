@@ -1,12 +1,14 @@
 """Layers of a model as a training plan knows them: what runs before the blocks, each block, and what runs after them.
 
 The blocks are the model's largest list of modules, or the modules that the user names. Parameters of a block form a
-group for each of the optimizer's own parameter groups; other large parameters are groups of their own. Small parameters
+group for each of the optimizer's own parameter groups, or several where they are many; other large parameters are
+groups of their own. Small parameters
 (norms, biases) are one group for each of the optimizer's that all layers use, and stay in their own precision.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,9 @@ from loadmaster.errors import InputError
 
 # Elements of a parameter that is worth a move of its own: copies of less than about 1 MiB do not reach the link's rate.
 SMALL_ELEMENTS = 1 << 18
+# Parameters of a block are cut into groups of so many elements, and so many groups at most: smaller ones need less room
+# while they are updated, and more of them take the processor and the planner longer.
+PART_ELEMENTS, _MOST_PARTS = 1 << 24, 4
 # Modules whose forward casts their parameters under autocast, and reads them in no other way.
 _CASTING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -147,12 +152,26 @@ def _groups(
         elif layers == (0, last):
             key = (*key, name)
         gathered.setdefault(key, []).append((name, parameter))
-    for key, members in gathered.items():
+    parts = ((key, part) for key, members in gathered.items() for part in _parts(key[0], members))
+    for key, members in parts:
         layers, number = key[:2]
         parameters = tuple(parameter for _, parameter in members)
         low = tuple(p in casting and p.numel() >= SMALL_ELEMENTS for p in parameters)
         words = members[0][0] if len(members) == 1 else f"{members[0][0]} and {len(members) - 1} more"
         yield ModelGroup(words, layers, parameters, low, number)
+
+
+def _parts(layers: tuple[int, ...], members: list[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
+    """Cut the parameters of a block, in their order, into parts of about the same size."""
+    sizes = [parameter.numel() for _, parameter in members]
+    count = min(_MOST_PARTS, sum(sizes) // PART_ELEMENTS)
+    if len(layers) > 1 or count < 2:
+        return [members]
+    found: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for member, size, end in zip(members, sizes, itertools.accumulate(sizes), strict=True):
+        middle = end - size / 2
+        found.setdefault(int(middle * count / sum(sizes)), []).append(member)
+    return list(found.values())
 
 
 def _cast_only(model: nn.Module) -> set[nn.Parameter]:

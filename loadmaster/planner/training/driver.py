@@ -1,6 +1,7 @@
 """Driver of ``training``: baselines first, then the relaxed program of runs of like layers for the proof and for
 counts of who does what, the one of fewest runs with whole counts for a better proof, then a search from the best of the
-mixes that these make."""
+mixes that these make. Where layers have several groups, counts and a first search are of the problem in which each has
+one (:mod:`loadmaster.planner.training.merged`)."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import GOING_ON, Effort, proved
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.training.baselines import BASELINES, Mix, baseline
+from loadmaster.planner.training.merged import merged
 from loadmaster.planner.training.mixes import mixes
 from loadmaster.planner.training.search import Found, Search
 from loadmaster.solvers.program import FloatArray, Program
@@ -37,6 +39,8 @@ _WHOLE_GAP = 1e-3
 # Changes tried in a round of the search: for each layer and group, and at most. After so many rounds without a better
 # plan it leaves the best one at random, and after as many more it ends.
 _ROUND_EACH, _ROUND_MOST, _FRUITLESS = 12, 600, 3
+# Of what is left of the time limit, for the first search where layers have several groups.
+_MERGED_SHARE = 0.25
 # How near to the truth, as a part of the distance between least and peak, a budget that is too small is proved.
 _NEAR_SHARE = 2**-3
 
@@ -111,6 +115,7 @@ class _Run:
         self.bound = least_us(problem)
         self.best: Found | None = None
         self.starts: list[Found] = []
+        self.merged = merged(problem)
 
     def plan(self) -> TrainingPlan:
         self.effort.expect_uncancelled()
@@ -124,6 +129,7 @@ class _Run:
                 if not self._relax() or not self._prove_whole():
                     return self._proved_infeasible()
                 self._try_every()
+                self._begin_merged()
                 self._improve()
         if self.best is None:
             raise self._no_plan()
@@ -168,7 +174,7 @@ class _Run:
     def _relax(self) -> bool:
         """Solve relaxed programs for the bound, take mixes from their counts; return whether there may be a plan."""
         for most in _RUNS:
-            for margin in _MARGINS:
+            for margin in _MARGINS if self.merged is None else _MARGINS[:1]:
                 if self._done():
                     return True
                 with self.effort.on_clock("build"):
@@ -210,6 +216,18 @@ class _Run:
                 self._take("relaxed program", found)
                 if found is not None:
                     self.starts.append(found)
+
+    def _begin_merged(self) -> None:
+        """Take the plans of a search in which each layer has one group."""
+        if self.merged is None or self._done():
+            return
+        first = _FirstSearch(self.merged.problem, self.effort)
+        for found in first.run():
+            with self.effort.on_clock("solve"):
+                of_all = self.search.evaluate(self.merged.unmerged(found.mix))
+            self._take("search", of_all)
+            if of_all is not None:
+                self.starts.append(of_all)
 
     def _try_every(self) -> None:
         """Try all mixes of a small problem."""
@@ -304,3 +322,29 @@ class _Run:
         lacking = TrainingInfeasibility(least, least - self.budget_bytes, where)
         envelope, us = self.effort.envelope(self.problem, "proof"), plain_us(self.problem)
         return TrainingPlan(**envelope, budget_bytes=self.budget_bytes, plain_us=us, infeasibility=lacking)
+
+
+class _FirstSearch(_Run):
+    """Search of a coarser problem, whose plans are nobody's but its own."""
+
+    def __init__(self, problem: TrainingProblem, effort: Effort) -> None:
+        super().__init__(problem, effort)
+        self.until_s = effort.elapsed_s + _MERGED_SHARE * effort.left_s
+
+    def run(self) -> list[Found]:
+        """Search, and return what was found, the best first."""
+        self._baselines(BASELINES)
+        self._relax()
+        self._improve()
+        found = self.starts if self.best is None else [self.best, *self.starts]
+        return sorted(found, key=lambda found: found.step_us)
+
+    def _done(self) -> bool:
+        return self.effort.elapsed_s >= self.until_s or super()._done()
+
+    def _take(self, phase: str, found: Found | None) -> None:
+        if found is not None and (self.best is None or found.step_us < self.best.step_us):
+            self.best = found
+
+    def _say(self, phase: str, message: str) -> None:
+        """Say nothing."""

@@ -544,6 +544,7 @@ def test_capture_gives_the_problem_and_changes_nothing(planner: Planned) -> None
     torch.testing.assert_close(recipe.model.state_dict(), before)
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_host_memory_that_it_is_allowed(
     planner: Planned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

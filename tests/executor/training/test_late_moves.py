@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from loadmaster.executor.training import layers as layers_module
 from loadmaster.executor.training import step as step_module
 from loadmaster.models.training.checker import check
 from loadmaster.models.training.ways import TRAINED, Way
@@ -37,12 +38,21 @@ def test_late_moves_change_nothing(
     assert mover.freed == []
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), seed=st.one_of(st.none(), st.integers(0, 99)), clips=st.booleans(), passes=st.integers(1, 2))
+@given(
+    data=st.data(),
+    seed=st.one_of(st.none(), st.integers(0, 99)),
+    clips=st.booleans(),
+    passes=st.integers(1, 2),
+    has_parts=st.booleans(),
+)
 def test_every_legal_schedule_trains_as_plain_pytorch(
-    data: st.DataObject, seed: int | None, clips: bool, passes: int
+    data: st.DataObject, seed: int | None, clips: bool, passes: int, has_parts: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
+        if has_parts:  # two groups for each block
+            monkeypatch.setattr(layers_module, "PART_ELEMENTS", 500)
         mover = late(monkeypatch, seed)
         both = Both(RESIDENT, max_norm=0.3 if clips else None, accumulate=passes)
         problem = both.problem()
