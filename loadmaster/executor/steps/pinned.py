@@ -1,8 +1,8 @@
 """Pinned host memory for offloaded results: allocated once, used again in every step.
 
 Pinning takes time, so blocks are cut from slabs that live as long as the pool, and a block returns to its pool when the
-last tensor on it dies. PyTorch's own cache of pinned memory rounds every request up to a power of two; slabs are powers
-of two, blocks are as long as they must be.
+last tensor on it dies. PyTorch's own cache of pinned memory rounds every request up to a power of two; these blocks are
+as long as they must be.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class HostPool:
     """Pool of blocks of host memory, by size; ``pinned`` needs a CUDA device.
 
     Whoever copies into a block that was in use before must do so in an order that lets earlier copies from it finish
-    first: one pool serves one copy stream. Blocks are cut from ``slab_bytes`` at a time, a power of two; a larger block
-    gets the next power of two that holds it. Their addresses are multiples of ``alignment_bytes``, a power of two;
-    reads and writes past the page cache need 4096.
+    first: one pool serves one copy stream. Blocks are cut from ``slab_bytes`` at a time; a larger block gets a slab of
+    its own. Their addresses are multiples of ``alignment_bytes``, a power of two; reads and writes past the page cache
+    need 4096.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class HostPool:
             used = [slab.used_bytes if self._lent else 0 for slab in self._slabs]
             if any(u + length <= slab.memory.numel() for u, slab in zip(used, self._slabs, strict=True)):
                 return True
-            return self._slab_bytes_for(length) <= more_bytes
+            return max(self.slab_bytes, length) <= more_bytes
 
     def _give_back(self, address: int, size_bytes: int) -> None:
         with self._lock:
@@ -92,7 +92,7 @@ class HostPool:
             if slab.used_bytes + length <= slab.memory.numel():
                 break
         else:
-            slab = _Slab(self._aligned(self._slab_bytes_for(length)))
+            slab = _Slab(self._aligned(max(self.slab_bytes, length)))
             self._slabs.append(slab)
         address = slab.memory.data_ptr() + slab.used_bytes
         slab.used_bytes += length
@@ -100,10 +100,6 @@ class HostPool:
 
     def _length(self, size_bytes: int) -> int:
         return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
-
-    def _slab_bytes_for(self, length: int) -> int:
-        # Smaller blocks fit into the rest.
-        return max(self.slab_bytes, 1 << (length - 1).bit_length())
 
     def _aligned(self, size_bytes: int) -> torch.Tensor:
         """Pin a slab that begins at a multiple of the alignment, if that is more than blocks have anyway."""

@@ -87,7 +87,7 @@ class Files:
         count = threads * len(self._files)
         self._pool = HostPool(
             pinned=torch.cuda.is_available(),
-            slab_bytes=1 << (chunk_bytes + ALIGNMENT_BYTES - 1).bit_length(),
+            slab_bytes=chunk_bytes,
             alignment_bytes=ALIGNMENT_BYTES,
         )
         self._stores, self._loads = Workers(count, "tensor-cache-store"), Workers(count, "tensor-cache-load")

@@ -149,7 +149,7 @@ class HostMemory:
 
     def _pool(self, *, pinned: bool) -> HostPool:
         """Make a pool of slabs that the capacity has room for."""
-        return HostPool(pinned=pinned, slab_bytes=min(SLAB_BYTES, 1 << max(self.capacity_bytes.bit_length() - 1, 0)))
+        return HostPool(pinned=pinned, slab_bytes=max(1, min(SLAB_BYTES, self.capacity_bytes)))
 
     def _lane(self, device: torch.device) -> _Lane:
         if device not in self._lanes:
