@@ -25,7 +25,7 @@ _HOST, _FILES = -2, -1
 _MOST_ROUNDS = 20
 
 
-class Fitting:
+class MixFitter:
     """Bytes by layer and point and by group and way, in each phase; after the last phase, those on the host and those
     in files. States in files have one buffer on the host: room for the largest of them."""
 

@@ -18,7 +18,7 @@ from loadmaster.models.training.problem import Group, TrainingProblem
 from loadmaster.models.training.replay import StuckError, replay
 from loadmaster.models.training.ways import Way, ways
 from loadmaster.planner.training.baselines import Mix
-from loadmaster.planner.training.fitting import Fitting
+from loadmaster.planner.training.fitting import MixFitter
 from loadmaster.planner.training.positions import positions
 from loadmaster.planner.training.windows import Ground
 from loadmaster.planner.training.work import Work
@@ -57,7 +57,7 @@ class Search:
         self.ground = Ground(problem)
         self.ways = [ways(group, has_disk=problem.disk is not None) for group in problem.groups]
         self.work = Work(self.ground, self.ways)
-        self._fitting = Fitting(self.ground, self.work, self.ways, budget_bytes)
+        self._fitter = MixFitter(self.ground, self.work, self.ways, budget_bytes)
         self._like_layers = [layer.layer_class for layer in problem.layers]
         kinds: dict[Group, int] = {}
         alike = [replace(group, name="", layers=(0,) * len(group.layers)) for group in problem.groups]
@@ -72,7 +72,7 @@ class Search:
     def evaluate(self, mix: Mix, most_us: float = math.inf) -> Found | None:
         """Find positions of a mix and the step that they make; None if they do not fit, or make a step that plainly
         takes longer than ``most_us``."""
-        if self.work.least_us(mix) > most_us or not self._fitting.may_fit(mix):
+        if self.work.least_us(mix) > most_us or not self._fitter.may_fit(mix):
             return None
         chosen = self._chosen(mix)
         schedule = positions(
@@ -97,7 +97,7 @@ class Search:
 
     def fitted(self, mix: Mix) -> Mix | None:
         """Change a mix until it fits; None if that does not come to an end."""
-        return self._fitting.fitted(mix)
+        return self._fitter.fitted(mix)
 
     def kicked(self, found: Found) -> Found:
         """Change a plan at random in some places, and make it fit; return the plan itself where that fails."""
@@ -171,8 +171,8 @@ class Search:
         if self._random.random() < _DELAYS_CHANGED:
             return self._delayed(mix)
         drawn = (self._changed(mix) for _ in range(_DRAWN))
-        found = next(filter(self._fitting.may_fit, drawn), None)
-        return found or self._fitting.repaired(self._changed(mix)) or mix
+        found = next(filter(self._fitter.may_fit, drawn), None)
+        return found or self._fitter.repaired(self._changed(mix)) or mix
 
     def _changed(self, mix: Mix) -> Mix:
         points, chosen = list(mix.points), list(mix.ways)

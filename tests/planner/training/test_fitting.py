@@ -12,17 +12,17 @@ from loadmaster.models.training.limits import peak_bytes
 from loadmaster.models.training.problem import Point, TrainingProblem
 from loadmaster.models.training.ways import Way, ways
 from loadmaster.planner.training.baselines import Mix
-from loadmaster.planner.training.fitting import Fitting
+from loadmaster.planner.training.fitting import MixFitter
 from loadmaster.planner.training.positions import positions
 from loadmaster.planner.training.windows import Ground
 from loadmaster.planner.training.work import Work
 from tests.models.training.steps import KB, counted_host_bytes, group, problems, step_of
 
 
-def fitting(problem: TrainingProblem, budget_bytes: int) -> Fitting:
+def fitting(problem: TrainingProblem, budget_bytes: int) -> MixFitter:
     ground = Ground(problem)
     listed = [ways(g) for g in problem.groups]
-    return Fitting(ground, Work(ground, listed), listed, budget_bytes)
+    return MixFitter(ground, Work(ground, listed), listed, budget_bytes)
 
 
 def chosen(problem: TrainingProblem, mix: Mix) -> list[Way]:
