@@ -51,7 +51,7 @@ class Clipping:
         there = mover.host_buffer(factor.element_size()).view(factor.dtype)
         if self._sent is not None:
             self._sent[1].wait()  # before its memory is free
-        move = mover.store(there, factor.view(1), [mover.mark()])
+        move = mover.store([(there, factor.view(1))], [mover.mark()])
         self._sent = factor, move
 
         def on_host(gradient: Tensor) -> None:

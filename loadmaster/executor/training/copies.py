@@ -18,9 +18,12 @@ from loadmaster.executor.steps.pinned import HostPool
 # Parts of a packed buffer begin at multiples of this: what kernels of every library expect.
 ALIGNMENT_BYTES = 256
 
+# Where a tensor moves to, and the tensor.
+Pair = tuple[Tensor, Tensor]
+
 
 class Move(Protocol):
-    """Point in a stream's work: the end of a move, or a mark of the compute stream."""
+    """Point in a stream's work: the end of moves, or a mark of the compute stream."""
 
     def wait(self) -> None:
         """Let the compute stream wait for it."""
@@ -40,11 +43,11 @@ class Mover(Protocol):
     def mark(self) -> Move:
         """Mark the present end of the compute stream."""
 
-    def load(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        """Move a tensor to the device, after all of these."""
+    def load(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        """Move tensors to the device, after all of these."""
 
-    def store(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        """Move a tensor to the host, after all of these."""
+    def store(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        """Move tensors to the host, after all of these."""
 
 
 class _Over:
@@ -68,8 +71,9 @@ class HostMover:
     def mark(self) -> Move:
         return _Over()
 
-    def load(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        target.copy_(source)
+    def load(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        for target, source in pairs:
+            target.copy_(source)
         return _Over()
 
     store = load
@@ -108,17 +112,18 @@ class CudaMover:
     def mark(self) -> Move:
         return _CudaMove(self.device, torch.cuda.current_stream(self.device))
 
-    def load(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        return self._copy(self._up, target, source, after)
+    def load(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        return self._copy(self._up, pairs, after)
 
-    def store(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        return self._copy(self._down, target, source, after)
+    def store(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        return self._copy(self._down, pairs, after)
 
-    def _copy(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
+    def _copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
         with torch.cuda.stream(stream):
             for move in after:
                 move.wait()
-            target.copy_(source, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
             return _CudaMove(self.device, stream)
 
 

@@ -38,8 +38,9 @@ class DeviceUpdate:
             packing = Packing(tensors, [t.dtype for t in tensors])
             self._host_state = dict(zip(keys, packing.views(mover.host_buffer(packing.size_bytes)), strict=True))
         self._taken: tuple[list[Tensor | None], dict[str, Any]] | None = None
-        self._loads: list[Move] | None = None
-        self._stores: list[Move] = []
+        self._is_loaded = False
+        self._loaded: Move | None = None
+        self._stored: Move | None = None
         self._there: list[Tensor] = []  # memory of state on the device
         self._masters: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -60,9 +61,11 @@ class DeviceUpdate:
         self._there, self._masters = (
             [torch.empty_like(t, device=self._mover.device) for t in sources] for sources in (state, masters)
         )
-        after = [self._mover.mark(), *self._stores]
-        pairs = zip([*self._there, *self._masters], [*state, *masters], strict=True)
-        self._loads = [self._mover.load(target, source, after) for target, source in pairs]
+        pairs = list(zip([*self._there, *self._masters], [*state, *masters], strict=True))
+        if pairs:
+            after = [self._mover.mark(), *([] if self._stored is None else [self._stored])]
+            self._loaded = self._mover.load(pairs, after)
+        self._is_loaded = True
 
     @property
     def is_taken(self) -> bool:
@@ -79,11 +82,10 @@ class DeviceUpdate:
     @torch.no_grad()
     def run(self, clip: Clip | None) -> None:
         """Update the weights, and queue the way back of what belongs on the host."""
-        if self._loads is None:
+        if not self._is_loaded:
             self.load()
-        assert self._loads is not None
-        for move in self._loads:
-            move.wait()
+        if self._loaded is not None:
+            self._loaded.wait()
         states = self.optimizer.states
         for (n, name), view in zip(self._keys, self._there, strict=True):
             states[n][name] = view
@@ -96,46 +98,40 @@ class DeviceUpdate:
         self._taken = None
         for n, (gradient, master) in enumerate(zip(gradients, self._weights.masters, strict=True)):
             master.grad = None if gradient is None else gradient.to(master.dtype)
+            gradients[n] = None  # its memory is free once it is cast
             if clip is not None and master.grad is not None:
                 clip(master.grad)
-            if gradient is not None and gradient.dtype != master.dtype:
-                # One at a time: the cast gradients of a whole group would be as large as its weights.
-                self.optimizer.step(settings)
-                gradients[n] = None
+        del gradient
         self.optimizer.step(settings)
         self._keys = self._moved()
-        self._store(self._mover.mark())
+        self._store()
 
-    def _store(self, after: Move) -> None:
-        self._stores = []
+    def _store(self) -> None:
         states = self.optimizer.states
         self._there = [states[n][name] for n, name in self._keys]
-        for source, key in zip(self._there, self._keys, strict=True):
-            self._stores.append(self._mover.store(self._host_state[key], source, [after]))
-        if not isinstance(self._weights, HostWeights):
-            return
-        for source, target in zip(self._masters, self._weights.views, strict=True):
-            self._stores.append(self._mover.store(target, source, [after]))
-        if not self._is_streamed:
-            self._weights.overwrite(self._masters)
-            return
-        self._copies = [m.to(d) for m, d in zip(self._masters, self._weights.copy_packing.dtypes, strict=True)]
-        after = self._mover.mark()
-        for source, target in zip(self._copies, self._weights.copy_views, strict=True):
-            self._weights.stored = self._mover.store(target, source, [after])
-        self._weights.is_current = False
+        pairs = [(self._host_state[key], source) for key, source in zip(self._keys, self._there, strict=True)]
+        if isinstance(self._weights, HostWeights):
+            pairs += zip(self._weights.views, self._masters, strict=True)
+            if self._is_streamed:
+                dtypes = self._weights.copy_packing.dtypes
+                self._copies = [master.to(dtype) for master, dtype in zip(self._masters, dtypes, strict=True)]
+                pairs += zip(self._weights.copy_views, self._copies, strict=True)
+            else:
+                self._weights.overwrite(self._masters)
+        self._stored = self._mover.store(pairs, [self._mover.mark()]) if pairs else None
+        if isinstance(self._weights, HostWeights) and self._is_streamed:
+            self._weights.stored, self._weights.is_current = self._stored, False
 
     def free(self) -> None:
         """Free the device memory of what is on the host again."""
-        if isinstance(self._weights, HostWeights) and self._weights.stored is not None:
-            self._weights.stored.wait()
-        for move in self._stores:
-            move.wait()
+        if self._stored is not None:
+            self._stored.wait()
         self._forget_state()
         if isinstance(self._weights, HostWeights):
             for master, view in zip(self._weights.masters, self._weights.views, strict=True):
                 master.data = view
-        self._there, self._masters, self._copies, self._loads = [], [], [], None
+        self._there, self._masters, self._copies = [], [], []
+        self._is_loaded, self._loaded = False, None
 
     def _forget_state(self) -> None:
         states = self.optimizer.states
@@ -144,8 +140,8 @@ class DeviceUpdate:
 
     def finish(self) -> None:
         """Wait until everything of the update has arrived on the host."""
-        for move in self._stores:
-            move.finish()
+        if self._stored is not None:
+            self._stored.finish()
 
     @property
     def state_values(self) -> list[dict[str, Any]]:

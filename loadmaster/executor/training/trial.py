@@ -116,13 +116,16 @@ def _group(of: ModelGroup, optimizer: torch.optim.Optimizer, copies: torch.dtype
 
 
 def _cast_bytes(layers: ModelLayers, copies: torch.dtype | None) -> int:
-    """Bytes of the largest gradient of a copy in the format of its master weights: an update on the device casts it."""
+    """Most bytes of a group's gradients in the format of its master weights, of those that copies have in another
+    one: an update on the device casts them."""
     return max(
         (
-            p.numel() * p.element_size()
+            sum(
+                p.numel() * p.element_size()
+                for p, dtype in zip(of.parameters, of.copy_dtypes(copies), strict=True)
+                if dtype != p.dtype
+            )
             for of in layers.groups
-            for p, dtype in zip(of.parameters, of.copy_dtypes(copies), strict=True)
-            if dtype != p.dtype
         ),
         default=0,
     )

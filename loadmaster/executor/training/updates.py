@@ -265,37 +265,37 @@ class HostUpdate:
         self._filed = None if filed is None else filed(self.optimizer)
         self._arriving = weights.copy_packing.views(mover.host_buffer(weights.copy_packing.size_bytes))
         self._sent: list[Tensor] = []
-        self._moves: list[Move] = []
+        self._arrived: Move | None = None
 
     def send(self, clip: Future[Clip | None]) -> None:
         """Queue the way of the gradients to the host, and the update there."""
-        arriving, mark = [], self._mover.mark()
+        arriving, pairs, mark = [], [], self._mover.mark()
         self._weights.finish_update()  # what it read is overwritten now
         for p, view in zip(self._of.parameters, self._arriving, strict=True):
             if p.grad is not None:
-                self._sent.append(p.grad)
-                self._moves.append(self._mover.store(view, p.grad, [mark]))
+                pairs.append((view, p.grad))
             arriving.append(None if p.grad is None else view)
             p.grad = None
-        if self._moves:
-            moves, settings = tuple(self._moves), self.optimizer.settings()
+        if pairs:
+            self._sent = [gradient for _, gradient in pairs]
+            arrived = self._arrived = self._mover.store(pairs, [mark])
+            settings = self.optimizer.settings()
             self._weights.updated = self._host.submit_after(
-                clip, lambda known: self._update(arriving, moves, settings, known)
+                clip, lambda known: self._update(arriving, arrived, settings, known)
             )
             self._weights.is_current = False
 
     def free(self) -> None:
         """Free the device memory of gradients that have arrived on the host."""
-        for move in self._moves:
-            move.wait()
-        self._sent, self._moves = [], []
+        if self._arrived is not None:
+            self._arrived.wait()
+        self._sent, self._arrived = [], None
 
     @torch.no_grad()
     def _update(
-        self, gradients: list[Tensor | None], moves: Sequence[Move], settings: dict[str, Any], clip: Clip | None
+        self, gradients: list[Tensor | None], arrived: Move, settings: dict[str, Any], clip: Clip | None
     ) -> None:
-        for move in moves:
-            move.finish()
+        arrived.finish()
         with nullcontext() if self._filed is None else self._filed.here():
             self._host.update(self.optimizer, gradients, settings, clip)
         for copied, master in zip(self._weights.copy_views, self._weights.views, strict=True):

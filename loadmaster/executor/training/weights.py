@@ -104,7 +104,7 @@ class HostWeights:
         def go(update: Future[None] | None) -> None:
             try:
                 if update is None or update.exception() is None:
-                    loading.move = self._mover.load(target, self.host_copy, after)
+                    loading.move = self._mover.load([(target, self.host_copy)], after)
             except BaseException as error:  # noqa: BLE001 (handed to the thread that needs the weights)
                 loading.error = error
             finally:

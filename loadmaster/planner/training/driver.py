@@ -219,7 +219,7 @@ class _Run:
 
     def _begin_merged(self) -> None:
         """Take the plans of a search in which each layer has one group."""
-        if self.merged is None or self._done():
+        if self.merged is None or self._done() or self.search.every() is not None:
             return
         first = _FirstSearch(self.merged.problem, self.effort)
         for found in first.run():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadmaster.executor.training.copies import Move
+from loadmaster.executor.training.copies import Move, Pair
 
 
 @dataclass(eq=False)
@@ -22,7 +22,7 @@ class _Late:
 
     stream: deque[_Late]
     after: Sequence[Any]
-    copy: Callable[[], None]
+    copy: Callable[[], object]
     lock: threading.RLock
     is_over: bool = False
 
@@ -74,15 +74,15 @@ class LateMover:
         self._sometimes()
         return _Mark()
 
-    def load(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        """Queue a copy to the device."""
-        there = self._weak(target, "load")
-        return self._queued(self._up, after, lambda: self._copy(there(), source))
+    def load(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        """Queue copies to the device."""
+        each = [(self._weak(target, "load"), source) for target, source in pairs]
+        return self._queued(self._up, after, lambda: [self._copy(there(), source) for there, source in each])
 
-    def store(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        """Queue a copy to the host."""
-        there = self._weak(source, "store")
-        return self._queued(self._down, after, lambda: self._copy(target, there()))
+    def store(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
+        """Queue copies to the host."""
+        each = [(target, self._weak(source, "store")) for target, source in pairs]
+        return self._queued(self._down, after, lambda: [self._copy(target, there()) for target, there in each])
 
     def end(self) -> None:
         """Make all copies."""
@@ -90,7 +90,7 @@ class LateMover:
             while stream:
                 stream[-1].wait()
 
-    def _queued(self, stream: deque[_Late], after: Sequence[Move], copy: Callable[[], None]) -> Move:
+    def _queued(self, stream: deque[_Late], after: Sequence[Move], copy: Callable[[], object]) -> Move:
         late = _Late(stream, after, copy, self._lock)
         with self._lock:
             stream.append(late)

@@ -16,7 +16,7 @@ from loadmaster.models.training.checker import check
 from loadmaster.models.training.ways import TRAINED, Way
 from tests.executor.training.late_mover import LateMover
 from tests.executor.training.planned_nets import RESIDENT, STREAMED
-from tests.executor.training.side_by_side import EACH_WAY, Both, trained_equally
+from tests.executor.training.side_by_side import EACH_WAY, STEPS, Both, trained_equally
 from tests.models.training.steps import schedules
 
 
@@ -34,6 +34,23 @@ def test_late_moves_change_nothing(
 ) -> None:
     mover = late(monkeypatch)
     trained_equally(Both(*ways, **options))
+    mover.end()
+    assert mover.freed == []
+
+
+@EACH_WAY
+@pytest.mark.parametrize("max_norm", [None, 0.3])
+def test_whoever_reads_moved_values_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, ways: tuple[Way, ...], max_norm: float | None
+) -> None:
+    mover = late(monkeypatch)
+    both = Both(*ways, max_norm=max_norm)
+    for _ in range(STEPS):
+        both.step()
+        both.expect_equal()  # as saved after each step
+    both.planned.release()
+    for p, q in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
     mover.end()
     assert mover.freed == []
 

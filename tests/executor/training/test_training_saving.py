@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -21,11 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from loadmaster.errors import InputError
-from loadmaster.executor.training import step as step_module
-from loadmaster.executor.training.copies import HostMover, Move
 from loadmaster.models.training.ways import TRAINED, Way
 from tests.executor.training.planned_nets import HOST_UPDATED, RESIDENT, STATE_AWAY, STREAMED, Net
-from tests.executor.training.side_by_side import EACH_WAY, STEPS, Both, adamw, trained_equally
+from tests.executor.training.side_by_side import EACH_WAY, Both, adamw, trained_equally
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -122,65 +118,3 @@ def test_a_distributed_checkpoint_before_any_step_is_loaded_as_plain_pytorch_s(t
     set_state_dict(both.model, both.optimizer, model_state_dict=weights, optim_state_dict=state)
     both.planned = both.plan(HOST_UPDATED, STREAMED)
     trained_equally(both)
-
-
-class Late(HostMover):
-    """Mover whose moves are made when somebody waits for them, in the order of their queue, and not before: what does
-    not wait reads what was there before, as it may on a GPU."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._queues: dict[bool, list[_LateMove]] = {True: [], False: []}
-
-    def load(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        return self._queued(target, source, after, up=True)
-
-    def store(self, target: Tensor, source: Tensor, after: Sequence[Move]) -> Move:
-        return self._queued(target, source, after, up=False)
-
-    def _queued(self, target: Tensor, source: Tensor, after: Sequence[Move], *, up: bool) -> Move:
-        with self._lock:
-            move = _LateMove(self, up, target, source, tuple(after))
-            self._queues[up].append(move)
-            return move
-
-    def run_until(self, move: _LateMove) -> None:
-        """Make all moves of a queue up to this one."""
-        queue = self._queues[move.up]
-        with self._lock, torch.no_grad():
-            while move in queue:
-                first = queue[0]
-                for before in first.after:
-                    before.wait()
-                first.target.copy_(first.source)
-                queue.pop(0)
-
-
-class _LateMove:
-    def __init__(self, mover: Late, up: bool, target: Tensor, source: Tensor, after: tuple[Move, ...]) -> None:
-        self._mover, self.up, self.target, self.source, self.after = mover, up, target, source, after
-
-    def wait(self) -> None:
-        self._mover.run_until(self)
-
-    finish = wait
-
-
-@EACH_WAY
-@pytest.mark.parametrize(("max_norm", "saves"), [(None, False), (0.3, False), (0.3, True)])
-def test_whoever_reads_moved_values_waits_for_them(
-    ways: tuple[Way, ...], max_norm: float | None, saves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_module, "mover_of", lambda _: Late())
-    both = Both(*ways, max_norm=max_norm)
-    for _ in range(STEPS):
-        plain, planned = both.step()
-        torch.testing.assert_close(planned, plain, rtol=1e-5, atol=1e-6)
-        if saves:
-            found = both.model.state_dict()
-            for name, value in both.plain.state_dict().items():
-                torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
-    both.expect_equal()
-    both.planned.release()
-    for p, q in zip(both.model.parameters(), both.plain.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
