@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from loadmaster.models.training.plan import Schedule
 from loadmaster.models.training.problem import Group, TrainingProblem
 from loadmaster.planner.training.baselines import Mix
 
@@ -23,6 +24,10 @@ class Merged:
         """Return a mix for the other problem: all groups that were merged are treated alike."""
         delays = tuple(mix.delays[n] for n in self.merged_into) if mix.delays else ()
         return Mix(mix.points, tuple(mix.ways[n] for n in self.merged_into), delays)
+
+    def all_together(self, schedule: Schedule) -> Schedule:
+        """Return a schedule for the other problem: all groups that were merged move and are updated together."""
+        return replace(schedule, groups=tuple(schedule.groups[n] for n in self.merged_into))
 
 
 def merged(problem: TrainingProblem) -> Merged | None:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from loadmaster.models.training.checker import check
 from loadmaster.models.training.plan import Schedule
 from loadmaster.models.training.problem import Group, TrainingProblem
 from loadmaster.models.training.replay import StuckError, replay
@@ -91,6 +92,11 @@ class Search:
         except StuckError:
             return None
         return Found(mix, schedule, timeline.step_us)
+
+    def timed(self, mix: Mix, schedule: Schedule) -> Found | None:
+        """Take a schedule of a mix as it is; None if it does not fit."""
+        verdict = check(self.problem, schedule, self.budget_bytes)
+        return Found(mix, schedule, verdict.objective) if verdict.ok else None
 
     def _chosen(self, mix: Mix) -> list[Way]:
         return [of[n] for of, n in zip(self.ways, mix.ways, strict=True)]

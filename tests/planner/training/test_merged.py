@@ -56,3 +56,8 @@ def test_plans_of_parts_are_no_longer_than_those_of_whole_groups(seed: int) -> N
     assert all(plan.objective is not None and plan.schedule is not None for plan in plans)
     assert check(problem, plans[1].schedule, budget).ok
     assert plans[1].objective <= 1.02 * plans[0].objective
+    found = merged(problem)
+    assert found is not None
+    together = check(problem, found.all_together(plans[0].schedule), budget)
+    assert together.ok
+    assert together.objective == pytest.approx(plans[0].objective, rel=0.03)  # more moves, with a latency each
