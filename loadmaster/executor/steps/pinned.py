@@ -7,6 +7,7 @@ as long as they must be.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -132,7 +133,8 @@ def _page_locked(size_bytes: int) -> torch.Tensor:
     if size_bytes > available_host_bytes():
         raise RuntimeError(f"the host has {available_host_bytes()} bytes left")
     pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel may have none
+        pages.madvise(mmap.MADV_HUGEPAGE)
     # Or else a fork, as of a DataLoader's workers, may leave the device other pages than this process.
     pages.madvise(mmap.MADV_DONTFORK)
     array = (ctypes.c_char * size_bytes).from_buffer(pages)

@@ -133,7 +133,8 @@ class _Run:
                 self._try_every()
                 self._begin_merged()
                 self._improve()
-                self._take("search", self.together)
+                if self.together is not None:
+                    self._take("search", self.together)
         if self.best is None:
             raise self._no_plan()
         best = self.search.spared(self.best) if self.method == "auto" else self.best

@@ -61,3 +61,11 @@ def test_plans_of_parts_are_no_longer_than_those_of_whole_groups(seed: int) -> N
     together = check(problem, found.all_together(plans[0].schedule), budget)
     assert together.ok
     assert together.objective == pytest.approx(plans[0].objective, rel=0.03)  # more moves, with a latency each
+
+
+def test_a_problem_of_whole_groups_is_searched_once() -> None:
+    said = []
+    problem = random_problem(3, 8)
+    loadmaster.plan(problem, budget_bytes="50%", time_limit_s=600, on_progress=said.append)
+    assert "search" in {each.phase for each in said}
+    assert not [each for each in said if (each.phase, each.message) == ("search", "does not fit")]
