@@ -1,9 +1,10 @@
 """Cross entropy over many classes in chunks of rows, so that all logits are never there in full precision.
 
 :func:`later` gives a head's result as :class:`Logits`, which are computed when somebody reads them. Until then they
-note slices of rows, new shapes, casts, and elementwise functions of plain numbers. ``cross_entropy`` of them computes a
-chunk of rows at a time, and keeps the gradient of the head's result, in its own precision. From it come the gradients
-of hidden states and weights, by the matrix products of plain PyTorch. Any other function gets the logits themselves.
+note slices of rows, new shapes, casts, elementwise functions of plain numbers, and last that classes come second.
+``cross_entropy`` of them computes a chunk of rows at a time, and keeps the gradient of the head's result, in its own
+precision. From it come the gradients of hidden states and weights, by the matrix products of plain PyTorch. Any other
+function gets the logits themselves.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _METADATA = {
     *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
 }
+_TURNING = {Tensor.transpose, torch.transpose, Tensor.permute, torch.permute}
 _RESHAPING = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
 _ELEMENTWISE = {
     *(Tensor.float, Tensor.double, Tensor.bfloat16, Tensor.to, Tensor.contiguous, Tensor.tanh, torch.tanh),
@@ -77,6 +79,7 @@ class Logits(Tensor):
     head: Head
     rows: Tensor  # hidden states [..., width] of these logits
     steps: tuple[Callable[[Tensor], Tensor], ...]  # elementwise functions on the way
+    is_turned: bool  # classes are the second of three dimensions, where cross_entropy has them
     compute: Callable[[], Tensor]
     computed: Tensor | None
 
@@ -162,10 +165,14 @@ def _logits(
     dtype: torch.dtype,
     steps: tuple[Callable[[Tensor], Tensor], ...],
     compute: Callable[[], Tensor],
+    *,
+    is_turned: bool = False,
 ) -> Logits:
-    shape = (*rows.shape[:-1], head.layer.out_features)
+    shape = [*rows.shape[:-1], head.layer.out_features]
+    if is_turned:
+        shape[1:] = reversed(shape[1:])
     found = torch.empty(shape, dtype=dtype, device="meta").as_subclass(Logits)
-    vars(found).update(head=head, rows=rows, steps=steps, compute=compute, computed=None)
+    vars(found).update(head=head, rows=rows, steps=steps, compute=compute, computed=None, is_turned=is_turned)
     head.derived.append(weakref.ref(found))
     return found
 
@@ -183,6 +190,8 @@ def _writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def _noted(logits: Logits, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Logits | None:
     """Note a function of logits; None: they must be computed for it."""
+    if logits.is_turned:
+        return None
     rows, width = logits.rows, logits.rows.shape[-1]
     shape = (*rows.shape[:-1], logits.head.layer.out_features)
     like = torch.empty(shape, dtype=logits.dtype, device="meta")
@@ -195,6 +204,11 @@ def _noted(logits: Logits, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
         return _logits(logits.head, rows[args[0]], like.dtype, steps, compute)
     if any(isinstance(one, Tensor | str | torch.device) for one in pytree.tree_leaves((args, dict(kwargs)))):
         return None
+    if func in _TURNING:
+        turned = func(like, *args, **kwargs)
+        if like.dim() != 3 or (turned.shape, turned.stride()) != (like.mT.shape, like.mT.stride()):
+            return None
+        return _logits(logits.head, rows, like.dtype, steps, compute, is_turned=True)
     if func is Tensor.__getitem__:
         like, rows = like[args[0]], rows[args[0]]
     elif func in _RESHAPING:
@@ -221,16 +235,18 @@ def _cross_entropy(*args: Any, **kwargs: Any) -> Tensor | None:
     asked.apply_defaults()
     of = asked.arguments
     logits, target, weight = of["input"], of["target"], of["weight"]
-    if not isinstance(logits, Logits) or logits.computed is not None or logits.dim() != 2:
+    if not isinstance(logits, Logits) or logits.computed is not None or not (logits.dim() == 2 or logits.is_turned):
         return None
-    is_of_classes = type(target) is Tensor and target.dim() == 1 and target.dtype is torch.int64
-    if not is_of_classes or len(target) != len(logits) or of["reduction"] not in ("mean", "sum"):
+    rows = logits.rows
+    is_of_classes = type(target) is Tensor and target.dtype is torch.int64 and target.shape == rows.shape[:-1]
+    if not is_of_classes or of["reduction"] not in ("mean", "sum"):
         return None
+    rows, target = rows.flatten(0, -2), target.flatten()
     if of["size_average"] is not None or of["reduce"] is not None:
         return None
     if weight is not None and (type(weight) is not Tensor or weight.requires_grad):
         return None
-    device = logits.rows.device.type
+    device = rows.device.type
     # Losses in low precision, rounded in each chunk, are not what plain PyTorch's are.
     if logits.dtype not in _SINGLE and not torch.is_autocast_enabled(device):
         return None
@@ -250,7 +266,7 @@ def _cross_entropy(*args: Any, **kwargs: Any) -> Tensor | None:
     layer = head.layer
     return cast(
         Tensor,
-        _Chunks.apply(logits.rows, layer.weight, layer.bias, target, count, head.dtype, loss_of),
+        _Chunks.apply(rows, layer.weight, layer.bias, target, count, head.dtype, loss_of),
     )
 
 
