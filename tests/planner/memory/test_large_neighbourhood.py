@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -100,10 +98,16 @@ def test_where_restrictions_show_nothing_the_other_moves_plan(mobilenet, monkeyp
     """Whether a restriction has no plan or only shows none: another one may have."""
     monkeypatch.setattr(Search, "restrict", lambda *_, **__: status)
     monkeypatch.setattr(driver, "evict", lambda *_: None)
-    phases: list[str] = []
-    options = PlanOptions(budget_bytes=5 * GIB, time_limit_s=60, gap=0.04)
-    found = plan(mobilenet, options, on_progress=lambda p: phases.append(p.phase))
+    # Not by what is reported: of quick solves, nothing is.
+    moves: list[str] = []
+    for move in (driver.find_feasible, driver.improve):
+
+        def noted(*given, of=move, **options):
+            moves.append(of.__name__)
+            return of(*given, **options)
+
+        monkeypatch.setattr(driver, move.__name__, noted)
+    found = plan(mobilenet, PlanOptions(budget_bytes=5 * GIB, time_limit_s=600, gap=0.04))
     assert check(mobilenet, found.schedule, 5 * GIB).objective == found.objective
     assert found.gap <= 0.04
-    assert any(phase.startswith("any plan") for phase in phases)
-    assert any(re.match(r"plans, \d+ of \d+ slots", phase) for phase in phases), "no neighbourhood was planned anew"
+    assert {"find_feasible", "improve"} <= set(moves)
