@@ -26,7 +26,7 @@ import torch
 
 import loadmaster
 from benchmarks import record
-from benchmarks.training_rivals import SIZES, WORDS, Batches, ByHand, Llama, Loop, autocast, fsdp, plain
+from benchmarks.training_rivals import SIZES, WORDS, Batches, ByHand, Llama, Loop, autocast, fsdp, loop_of, plain
 from loadmaster.executor import PlannedTraining, fit
 from loadmaster.models.placement.problem import Tier
 from loadmaster.models.training.problem import TrainingProblem
@@ -80,15 +80,11 @@ def planned(model: Llama, batches: Batches, budget: float, *, warm: int, **optio
     ready_s = time.perf_counter() - began
     assert isinstance(fitted, PlannedTraining), fitted.report
 
-    def loop() -> torch.Tensor:
+    def loss() -> torch.Tensor:
         with autocast():
-            loss = fitted.step(next(batches))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+            return fitted.step(next(batches))
 
-    found = measured(loop, warm=warm)
+    found = measured(loop_of(loss, optimizer), warm=warm)
     plan = fitted.plan  # it may have been planned again
     assert plan.schedule is not None and plan.objective is not None
     return {

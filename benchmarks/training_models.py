@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import loadmaster
 from benchmarks import record
 from benchmarks.training import GIB, measured
-from benchmarks.training_rivals import Loop
+from benchmarks.training_rivals import Loop, loop_of
 from loadmaster.executor import Pager, PlannedTraining, fit
 from loadmaster.executor.torch_private.operators import pytree
 
@@ -125,15 +125,11 @@ def _checkpointed(case: Case, device: str) -> Iterator[Loop]:
 
 
 def _loop(case: Case, step: Callable[..., Any], optimizer: Any, device: str) -> Loop:
-    def loop() -> Tensor:
+    def loss() -> Tensor:
         with torch.autocast(device, torch.bfloat16):
-            loss = case.value(step)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+            return case.value(step)
 
-    return loop
+    return loop_of(loss, optimizer)
 
 
 def _fsdp(case: Case, device: str) -> Iterator[Loop]:
@@ -176,15 +172,12 @@ def _fit(case: Case, device: str, budget_bytes: int, found: dict[str, Any], *, w
         "report": str(fitted.report),
     }
 
-    def loop() -> Tensor:
+    def loss() -> Tensor:
         with torch.autocast(device, torch.bfloat16):
-            loss: Tensor = fitted.step(**case.batch) if case.loss is None else fitted.step(*case.batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+            value: Tensor = fitted.step(**case.batch) if case.loss is None else fitted.step(*case.batch)
+        return value
 
-    yield loop
+    yield loop_of(loss, optimizer)
 
 
 def _pager(case: Case, device: str, budget_bytes: int) -> Iterator[Loop]:

@@ -76,23 +76,31 @@ def autocast() -> torch.autocast:
     return torch.autocast("cuda", torch.bfloat16)
 
 
+def loop_of(loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Loop:
+    """Make a step of training, which returns its loss."""
+
+    def step() -> Tensor:
+        value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach()
+
+    return step
+
+
 def plain(model: Llama, batches: Batches, *, checkpointed: bool, compiled: bool) -> Loop:
     """A step as in PyTorch's tutorials."""
     model.checkpointed = checkpointed
     if compiled:
         for block in model.blocks:
             block.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step() -> Tensor:
+    def loss() -> Tensor:
         with autocast():
-            loss = model(next(batches))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+            return model(next(batches))
 
-    return step
+    return loop_of(loss, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
 
 
 def fsdp(model: Llama, batches: Batches) -> Loop:
@@ -112,16 +120,7 @@ def fsdp(model: Llama, batches: Batches) -> Loop:
     for block in model.blocks:
         fully_shard(block, **options)
     fully_shard(model, **options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def step() -> Tensor:
-        loss = model(next(batches))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return loop_of(lambda: model(next(batches)), torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
 
 
 class ByHand:
