@@ -130,8 +130,9 @@ def _page_locked(size_bytes: int) -> torch.Tensor:
 
     CUDA's own allocation clears its pages in one thread, at about a second for a gibibyte. Here all threads do.
     """
-    if size_bytes > available_host_bytes():
-        raise RuntimeError(f"the host has {available_host_bytes()} bytes left")
+    left_bytes = available_host_bytes()
+    if size_bytes > left_bytes:
+        raise RuntimeError(f"the host has {left_bytes} bytes left")
     pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel may have none
         pages.madvise(mmap.MADV_HUGEPAGE)

@@ -158,7 +158,7 @@ def capture_step(
 ) -> CapturedTraining:
     """Measure a step, as :func:`capture` does, in trials that take no more than a budget where they can; ``say`` is
     called with what goes on."""
-    expect_host(host_memory_bytes, disk)
+    room_bytes = expect_host(host_memory_bytes, disk)
     given = batch_of(batch)
     expect_unplanned(model)
     optimizer = own_optimizer(optimizer)
@@ -185,8 +185,7 @@ def capture_step(
         say=say,
     )
     problem = replace(problem, captured_with=captured_with())
-    if host_memory_bytes is not None:
-        room_bytes = bytes_of(host_memory_bytes, "host_memory_bytes")
+    if room_bytes is not None:
         problem = replace(problem, host=replace(problem.host, capacity_bytes=room_bytes))
     if disk is not None:
         say("measuring the disk")
@@ -218,18 +217,18 @@ def expect_layers(
     return layers_of(model, optimizer, blocks)
 
 
-def expect_host(memory_bytes: int | str | None, disk: str | PathLike[str] | None) -> None:
-    """Refuse, by an InputError, a size of host memory that is none or more than there is, or a disk that is no
-    folder."""
-    if memory_bytes is not None:
-        size, present = bytes_of(memory_bytes, "host_memory_bytes"), host_bytes()
-        if size > present:
-            remedy = "Give less, or None for half of it."
-            raise InputError(
-                "host_memory_bytes", memory_bytes, f"is more than the host has: {show_bytes(present)}", remedy
-            )
+def expect_host(memory_bytes: int | str | None, disk: str | PathLike[str] | None) -> int | None:
+    """Return the bytes of host memory that are allowed. InputError: that is no size or more than there is, or the disk
+    is no folder."""
     if disk is not None:
         expect_folder(disk)
+    if memory_bytes is None:
+        return None
+    size, present = bytes_of(memory_bytes, "host_memory_bytes"), host_bytes()
+    if size > present:
+        problem = f"is more than the host has: {show_bytes(present)}"
+        raise InputError("host_memory_bytes", memory_bytes, problem, "Give less, or None for half of it.")
+    return size
 
 
 def expect_recipe(clip_grad_norm: float | None, clip_grad_value: float | None, accumulate: int) -> None:

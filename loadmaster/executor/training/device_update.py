@@ -38,7 +38,6 @@ class DeviceUpdate:
             packing = Packing(tensors, [t.dtype for t in tensors])
             self._host_state = dict(zip(keys, packing.views(mover.host_buffer(packing.size_bytes)), strict=True))
         self._taken: tuple[list[Tensor | None], dict[str, Any]] | None = None
-        self._is_loaded = False
         self._loaded: Move | None = None
         self._stored: Move | None = None
         self._there: list[Tensor] = []  # memory of state on the device
@@ -65,7 +64,6 @@ class DeviceUpdate:
         if pairs:
             after = [self._mover.mark(), *([] if self._stored is None else [self._stored])]
             self._loaded = self._mover.load(pairs, after)
-        self._is_loaded = True
 
     @property
     def is_taken(self) -> bool:
@@ -82,9 +80,9 @@ class DeviceUpdate:
     @torch.no_grad()
     def run(self, clip: Clip | None) -> None:
         """Update the weights, and queue the way back of what belongs on the host."""
-        if not self._is_loaded:
+        if self._loaded is None:
             self.load()
-        if self._loaded is not None:
+        if self._loaded is not None:  # there is something to load
             self._loaded.wait()
         states = self.optimizer.states
         for (n, name), view in zip(self._keys, self._there, strict=True):
@@ -131,7 +129,7 @@ class DeviceUpdate:
             for master, view in zip(self._weights.masters, self._weights.views, strict=True):
                 master.data = view
         self._there, self._masters, self._copies = [], [], []
-        self._is_loaded, self._loaded = False, None
+        self._loaded = None
 
     def _forget_state(self) -> None:
         states = self.optimizer.states

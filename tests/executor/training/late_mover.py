@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadmaster.executor.training.copies import Move, Pair
+from loadmaster.executor.training.copies import HostMover, Move, Pair
 
 
 @dataclass(eq=False)
@@ -41,17 +41,8 @@ class _Late:
     finish = wait
 
 
-class _Mark:
-    """Moment of the compute stream, which is over: the CPU has run what came before."""
-
-    def wait(self) -> None:
-        return
-
-    finish = wait
-
-
 @dataclass(eq=False)
-class LateMover:
+class LateMover(HostMover):
     """Mover whose copies happen when somebody waits for them, or, with a random generator, at any time before.
 
     Compute runs at once here, and copies late: as on a device whose link is slow. Memory that is freed or written
@@ -60,19 +51,14 @@ class LateMover:
 
     chance: random.Random | None = None
     freed: list[str] = field(default_factory=list)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _up: deque[_Late] = field(default_factory=deque)
     _down: deque[_Late] = field(default_factory=deque)
 
-    def host_buffer(self, size_bytes: int) -> Tensor:
-        """Bytes of host memory."""
-        return torch.empty(size_bytes, dtype=torch.uint8)
-
     def mark(self) -> Move:
         """Mark the present."""
         self._sometimes()
-        return _Mark()
+        return super().mark()
 
     def load(self, pairs: Sequence[Pair], after: Sequence[Move]) -> Move:
         """Queue copies to the device."""
