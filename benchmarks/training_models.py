@@ -30,13 +30,12 @@ from torch.utils.checkpoint import checkpoint
 
 import loadmaster
 from benchmarks import record
-from benchmarks.training import GIB, measured
+from benchmarks.training import GIB, PLANNING_S, measured
 from benchmarks.training_rivals import Loop, loop_of
 from loadmaster.executor import Pager, PlannedTraining, fit
 from loadmaster.executor.torch_private.operators import pytree
 
 SHARES = (0.7, 0.5, 0.3)
-PLANNING_S = 20.0
 WITHOUT_BUDGET = ("plain", "checkpointed", "FSDP2, CPU offload", "torchao, CPU offload")
 UNDER_BUDGET = ("fit", "fit, activations", "pager")
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.training.recompute import Recomputed
-from loadmaster.executor.training.selective import attention, compiled_with, products
+from loadmaster.executor.training.selective import attention, compile_block, compiled_with, products
 from loadmaster.models.training.problem import TrainingProblem
 
 KEEP, CHECKPOINT = "keep", "checkpoint"
@@ -29,12 +28,11 @@ class BlockPoints:
     """A block's forward pass at each of its points. Under torch.compile, each is compiled when it first runs."""
 
     def __init__(self, block: nn.Module, *, compiled: bool) -> None:
-        forward = block.forward
-        runs = torch.compile(forward) if compiled else forward
+        runs = compile_block(block) if compiled else block.forward
         again = Recomputed(block, runs)
         self._ways: dict[str, Callable[..., Any]] = {KEEP: runs, CHECKPOINT: again}
         for name, keeps in _SELECTIVE.items():
-            eager = Recomputed(block, forward, keeps)
+            eager = Recomputed(block, block.forward, keeps)
             self._ways[name] = compiled_with(block, keeps, again.contexts) if compiled else eager
 
     def run(self, point: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ _FILLS = 30  # about a millisecond of a device's time: longer than the launch of
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of updates and moves. Those of the host are measured all at once: they share its memory.
+    """Rates of updates and moves. Those of the host share its memory: each is the mean of what it is alone, and with
+    the others all the time.
 
     Attributes:
         device_us, host_us: time of an update for each element.
@@ -33,8 +35,8 @@ class Rates:
 
 
 def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch.dtype | None) -> Rates:
-    """Measure the user's optimizer on a sample on the device, then on the host while copies go both ways. ``copies``
-    is the format of gradients there; None: that of the weights."""
+    """Measure the user's optimizer on a sample on the device, and on the host; there without copies at first, then
+    while they go both ways. ``copies`` is the format of gradients there; None: that of the weights."""
     there, device_us = _sample(optimizer, meter.device), []
     for _ in range(_SAMPLES):
         for master in there.masters:
@@ -44,20 +46,30 @@ def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch
         start = meter.mark()
         there.step(there.settings())
         device_us.append(meter.us(start, meter.mark()))
-    host, links = HostThread(host_threads()), [meter.link(to_host=way) for way in (True, False)]
+    host = HostThread(host_threads())
     try:
+        alone_us = host.submit(lambda: _host_update_us(host, optimizer, copies or torch.float32)).result()
+        alone_gbps = _link_gbps(meter, lambda: True)
         updates = host.submit(lambda: _host_update_us(host, optimizer, copies or torch.float32))
-        while not updates.done():
-            for link in links:
-                link.go()
-        host_us = updates.result()
+        shared_gbps = _link_gbps(meter, updates.done)
+        shared_us = updates.result()
     finally:
         host.shut_down()
     return Rates(
         statistics.median(device_us[1:]) / SAMPLE_ELEMENTS,
-        statistics.median(host_us[1:]) / SAMPLE_ELEMENTS,
-        *(link.gbps() for link in links),
+        statistics.fmean(statistics.median(times[1:]) for times in (alone_us, shared_us)) / SAMPLE_ELEMENTS,
+        *(statistics.harmonic_mean(rates) for rates in zip(alone_gbps, shared_gbps, strict=True)),
     )
+
+
+def _link_gbps(meter: Meter, is_over: Callable[[], bool]) -> list[float]:
+    """Copy both ways until that is over; rates to the host, and from it."""
+    links, copied = [meter.link(to_host=way) for way in (True, False)], 0
+    while copied < _SAMPLES or not is_over():
+        for link in links:
+            link.go()
+        copied += 1
+    return [link.gbps() for link in links]
 
 
 def _sample(optimizer: torch.optim.Optimizer, device: torch.device) -> GroupOptimizer:

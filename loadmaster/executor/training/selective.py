@@ -7,7 +7,7 @@ for, such as those of a block's last product, are not kept: the first backward p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from types import CodeType
@@ -87,6 +87,17 @@ def _contexts(policy: _Policy) -> Any:
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call, unused-ignore]
 
 
+def compile_block(block: nn.Module) -> Callable[..., Any]:
+    """Compile a block's forward pass, which keeps all that its backward pass reads."""
+    forward = block.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    run.__code__ = _code_of(run.__code__, _reads(block), None)
+    return torch.compile(run)
+
+
 def compiled_with(block: nn.Module, keeps: Keeps, otherwise: Callable[[], Contexts]) -> Callable[..., Any]:
     """Compile a block's forward pass with its checkpoint, which the compiler sees: it keeps what the rule says, where
     the backward pass asks for it. A block that is not one graph is checkpointed under other contexts, and its parts are
@@ -99,14 +110,19 @@ def compiled_with(block: nn.Module, keeps: Keeps, otherwise: Callable[[], Contex
     def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-    run.__code__ = _code_of(run.__code__, type(block), keeps)  # type: ignore[arg-type]
+    run.__code__ = _code_of(run.__code__, _reads(block), keeps)
     return torch.compile(run, dynamic=_DYNAMIC)
 
 
+def _reads(block: nn.Module) -> Hashable:
+    """Return what tells compilations of blocks apart: type, and formats of parameters, of which some may be copies."""
+    return type(block), *((name, p.shape, p.dtype, p.requires_grad) for name, p in block.named_parameters())
+
+
 @cache
-def _code_of(code: CodeType, _: type[nn.Module], __: Keeps) -> CodeType:
-    """Copy code for blocks of one type and a rule. PyTorch counts compilations of a code object, and runs it eagerly
-    from a number on, or once it could not be compiled: for all who share it."""
+def _code_of(code: CodeType, _: Hashable, __: Keeps | None) -> CodeType:
+    """Copy code for blocks that are alike and a rule. PyTorch counts compilations of a code object, and runs it eagerly
+    from the eighth on, or once it could not be compiled: for all who share it."""
     return code.replace()
 
 

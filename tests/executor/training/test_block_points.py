@@ -289,6 +289,20 @@ def test_what_a_compiled_block_saves(point: str, saved: int) -> None:
     assert len(found - weights) == saved, found
 
 
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("point", BLOCK_POINTS)
+def test_blocks_with_weights_in_many_formats_stay_compiled(point: str) -> None:
+    """A plan may have each part of a block in another format. PyTorch runs code eagerly that it compiles too often."""
+    for low in product((torch.float32, torch.bfloat16), repeat=2):
+        block, x = Attending(0.0), torch.randn(2, 6, WIDTH, requires_grad=True)
+        for layer, dtype in zip((block.into, block.up), low, strict=True):
+            layer.to(dtype)
+        limits = {"recompile_limit": 2, "fail_on_recompile_limit_hit": True}
+        with torch.autocast("cpu", torch.bfloat16), torch._dynamo.config.patch(**limits):
+            BlockPoints(block, compiled=True).run(point, x).float().sum().backward()
+        assert block.into.weight.grad is not None
+
+
 def test_a_kept_result_that_is_overwritten_is_never_read() -> None:
     points, x = BlockPoints(Overwriting(), compiled=False), torch.randn(2, WIDTH, requires_grad=True)
     points.run("products", x).sum().backward()
