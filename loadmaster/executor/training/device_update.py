@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.training.clipping import Clip
-from loadmaster.executor.training.copies import Move, Mover, Packing
+from loadmaster.executor.training.copies import Move, Mover, Packing, Pair
 from loadmaster.executor.training.layers import ModelGroup
 from loadmaster.executor.training.updates import GroupOptimizer, moving, states_like
 from loadmaster.executor.training.weights import DeviceWeights, HostWeights
@@ -30,19 +30,18 @@ class DeviceUpdate:
         assert of.updated_by is not None
         self._of, self._weights, self._mover, self._is_streamed = of, weights, mover, is_streamed
         self.optimizer = GroupOptimizer(optimizer, of.updated_by, weights.masters, mover.device)
-        self._host_state: dict[tuple[int, str], Tensor] = {}
-        if is_state_on_host:
-            like = states_like(optimizer, of.updated_by, weights.masters)
-            keys = moving(like)
-            tensors = [like[n][name] for n, name in keys]
-            packing = Packing(tensors, [t.dtype for t in tensors])
-            self._host_state = dict(zip(keys, packing.views(mover.host_buffer(packing.size_bytes)), strict=True))
+        like = states_like(optimizer, of.updated_by, weights.masters) if is_state_on_host else []
+        tensors = {key: like[key[0]][key[1]] for key in moving(like)}
+        self._packing = Packing(list(tensors.values()), [t.dtype for t in tensors.values()])
+        self._host = mover.host_buffer(self._packing.size_bytes)
+        self._host_state = dict(zip(tensors, self._packing.views(self._host), strict=True))
         self._taken: tuple[list[Tensor | None], dict[str, Any]] | None = None
         self._loaded: Move | None = None
         self._stored: Move | None = None
-        self._there: list[Tensor] = []  # memory of state on the device
-        self._masters: list[Tensor] = []
-        self._copies: list[Tensor] = []
+        # Memory on the device, while it is there, of state, and of weights that are on the host; the copy on its way.
+        self._state: Tensor | None = None
+        self._masters: Tensor | None = None
+        self._copy: Tensor | None = None
         self.optimizer.take_states([optimizer.state.get(p, {}) for p in of.parameters], mover.device)
         self._keys = self._moved()
         for n, name in self._keys:
@@ -55,15 +54,19 @@ class DeviceUpdate:
 
     def load(self) -> None:
         """Queue the way to the device of state and master weights that are on the host."""
-        state = [self._host_state[key] for key in self._keys]
-        masters = self._weights.views if isinstance(self._weights, HostWeights) else []
-        self._there, self._masters = (
-            [torch.empty_like(t, device=self._mover.device) for t in sources] for sources in (state, masters)
-        )
-        pairs = list(zip([*self._there, *self._masters], [*state, *masters], strict=True))
+        pairs = []
+        if self._keys:
+            self._state = self._room(self._packing)
+            pairs.append((self._state, self._host))
+        if isinstance(self._weights, HostWeights):
+            self._masters = self._room(self._weights.packing)
+            pairs.append((self._masters, self._weights.host))
         if pairs:
             after = [self._mover.mark(), *([] if self._stored is None else [self._stored])]
             self._loaded = self._mover.load(pairs, after)
+
+    def _room(self, packing: Packing) -> Tensor:
+        return torch.empty(packing.size_bytes, dtype=torch.uint8, device=self._mover.device)
 
     @property
     def is_taken(self) -> bool:
@@ -84,11 +87,13 @@ class DeviceUpdate:
             self.load()
         if self._loaded is not None:  # there is something to load
             self._loaded.wait()
-        states = self.optimizer.states
-        for (n, name), view in zip(self._keys, self._there, strict=True):
-            states[n][name] = view
-        for master, memory in zip(self._weights.masters, self._masters, strict=bool(self._masters)):
-            master.data = memory
+        states, there = self.optimizer.states, self._there()
+        for n, name in self._keys:
+            states[n][name] = there[n, name]
+        if self._masters is not None:
+            assert isinstance(self._weights, HostWeights)
+            for master, view in zip(self._weights.masters, self._weights.packing.views(self._masters), strict=True):
+                master.data = view
         if self._taken is None:
             self.take()
         assert self._taken is not None
@@ -104,21 +109,36 @@ class DeviceUpdate:
         self._keys = self._moved()
         self._store()
 
+    def _there(self) -> dict[tuple[int, str], Tensor]:
+        """State in its memory on the device."""
+        if self._state is None:
+            return {}
+        return dict(zip(self._host_state, self._packing.views(self._state), strict=True))
+
     def _store(self) -> None:
-        states = self.optimizer.states
-        self._there = [states[n][name] for n, name in self._keys]
-        pairs = [(self._host_state[key], source) for key, source in zip(self._keys, self._there, strict=True)]
-        if isinstance(self._weights, HostWeights):
-            pairs += zip(self._weights.views, self._masters, strict=True)
-            if self._is_streamed:
-                dtypes = self._weights.copy_packing.dtypes
-                self._copies = [master.to(dtype) for master, dtype in zip(self._masters, dtypes, strict=True)]
-                pairs += zip(self._weights.copy_views, self._copies, strict=True)
-            else:
-                self._weights.overwrite(self._masters)
+        states, there, pairs = self.optimizer.states, self._there(), []
+        if self._state is not None:
+            pairs.append((self._host, self._state))
+        for n, name in self._keys:
+            value = states[n][name]
+            if (n, name) not in there or value.data_ptr() != there[n, name].data_ptr():  # made in this update
+                pairs.append((self._host_state[n, name], value))
+        if self._masters is not None:
+            pairs += self._stored_weights(self._masters)
         self._stored = self._mover.store(pairs, [self._mover.mark()]) if pairs else None
         if isinstance(self._weights, HostWeights) and self._is_streamed:
             self._weights.stored, self._weights.is_current = self._stored, False
+
+    def _stored_weights(self, memory: Tensor) -> list[Pair]:
+        """Make the copy of updated master weights; pairs of all that is to be stored."""
+        weights = self._weights
+        assert isinstance(weights, HostWeights)
+        pairs = [(weights.host, memory)]
+        if self._is_streamed:
+            self._copy = self._room(weights.copy_packing)
+            pairs.append((weights.host_copy, self._copy))
+        weights.overwrite(weights.packing.views(memory), self._copy)
+        return pairs
 
     def free(self) -> None:
         """Free the device memory of what is on the host again."""
@@ -128,8 +148,7 @@ class DeviceUpdate:
         if isinstance(self._weights, HostWeights):
             for master, view in zip(self._weights.masters, self._weights.views, strict=True):
                 master.data = view
-        self._there, self._masters, self._copies = [], [], []
-        self._loaded = None
+        self._state = self._masters = self._copy = self._loaded = None
 
     def _forget_state(self) -> None:
         states = self.optimizer.states

@@ -37,16 +37,17 @@ class GoneGradients:
     """Show gone gradients, and take them away before others are made."""
 
     def __init__(self) -> None:
-        self._one: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._of: dict[tuple[torch.device, torch.dtype, torch.Size], Tensor] = {}
         self._shown: list[nn.Parameter] = []
 
     def show(self, parameters: Iterable[nn.Parameter]) -> None:
         """Let parameters show that their gradient is gone."""
         for p in parameters:
-            key = p.device, p.dtype
-            if key not in self._one:
-                self._one[key] = torch.zeros((), device=p.device, dtype=p.dtype)
-            p.grad = self._one[key].expand(p.shape).as_subclass(GoneGradient)
+            key = p.device, p.dtype, p.shape
+            if key not in self._of:
+                one = torch.zeros((), device=p.device, dtype=p.dtype)
+                self._of[key] = one.expand(p.shape).as_subclass(GoneGradient)
+            p.grad = self._of[key]
             self._shown.append(p)
 
     def clear(self) -> None:

@@ -40,7 +40,7 @@ from loadmaster.models.training.problem import Group, Layer, LayerClass, Point, 
 # Of each trial: the first compiles and fills the allocator's cache, the second counts bytes. That takes the processor
 # longer than it takes to launch a small block, so the others are timed.
 _RUNS, _COUNTING = 5, 1
-_MOVE_US = 14.0  # of each parameter: a group moves tensor by tensor
+_MOVE_US = 30.0  # beside the bytes: gradients of a group move tensor by tensor, all else at once
 
 
 def measured_problem(
@@ -96,9 +96,7 @@ def measured_problem(
         problem,
         classes=tuple(LayerClass(f"class {n}", points) for n, points in enumerate(found)),
         groups=tuple(_timed(of, group, rates) for of, group in zip(layers.groups, groups, strict=True)),
-        host=Tier(
-            "host", rates.to_host_gbps, rates.from_host_gbps, _latency_us(layers), int(HOST_SHARE * host_bytes())
-        ),
+        host=Tier("host", rates.to_host_gbps, rates.from_host_gbps, _MOVE_US, int(HOST_SHARE * host_bytes())),
         fixed_bytes=max(0, trials.fixed_bytes - taken_over) + _cast_bytes(layers, copies),
     )
 
@@ -129,12 +127,6 @@ def _cast_bytes(layers: ModelLayers, copies: torch.dtype | None) -> int:
         ),
         default=0,
     )
-
-
-def _latency_us(layers: ModelLayers) -> float:
-    """Time that a move takes beside that of its bytes, of a group with as many parameters as those of blocks have."""
-    counts = [len(of.parameters) for of in layers.groups if len(of.layers) == 1]
-    return _MOVE_US * statistics.fmean(counts or [1])
 
 
 def _timed(of: ModelGroup, group: Group, rates: Rates) -> Group:

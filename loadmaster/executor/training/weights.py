@@ -67,6 +67,7 @@ class HostWeights:
         updated: the host's latest update, which a load waits for.
         stored: the way to the host of a copy that the device made, which a load waits for.
         is_current: whether the copy on the device is that of the latest weights, or will be once it has arrived.
+        address: of the copy's memory on the device; None: it has none.
     """
 
     def __init__(self, of: ModelGroup, mover: Mover, copy_dtype: torch.dtype | None) -> None:
@@ -78,6 +79,7 @@ class HostWeights:
         self.updated: Future[None] | None = None
         self.stored: Move | None = None
         self._memory: Tensor | None = None
+        self.address: int | None = None
         self._loading: _Loading | None = None
         self.is_current = self._is_shown = False
         # Made once: it waits for the device.
@@ -98,6 +100,7 @@ class HostWeights:
         if self._memory is None:
             size_bytes = self.copy_packing.size_bytes
             self._memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._mover.device)
+            self.address = self._memory.untyped_storage().data_ptr()
         loading = self._loading = _Loading()
         target, after = self._memory, [self._mover.mark(), *([] if self.stored is None else [self.stored])]
 
@@ -138,12 +141,13 @@ class HostWeights:
             self.need()
         self.is_current = False
         self._show(None)
-        self._memory = None
+        self._memory = self.address = None
 
-    def overwrite(self, masters: list[Tensor]) -> None:
-        """Make the copy on the device from updated weights there."""
-        assert self._memory is not None, "the copy stays on the device"
-        for view, master in zip(self.copy_packing.views(self._memory), masters, strict=True):
+    def overwrite(self, masters: list[Tensor], memory: Tensor | None) -> None:
+        """Make the copy of updated weights on the device, in this memory; None: where layers read it."""
+        memory = self._memory if memory is None else memory
+        assert memory is not None, "the copy stays on the device"
+        for view, master in zip(self.copy_packing.views(memory), masters, strict=True):
             view.copy_(master)
 
     @property
@@ -185,12 +189,6 @@ class HostWeights:
     def present_bytes(self) -> int:
         """Bytes of the copy on the device."""
         return 0 if self._memory is None else self._memory.numel()
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is in the copy's memory on the device."""
-        return self._memory is not None and (
-            tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
-        )
 
     def saved(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """The tensor at a place in the copy's memory, as it is on the device now."""
@@ -240,8 +238,9 @@ def saved_by_place(streamed: Sequence[HostWeights]) -> torch.autograd.graph.save
     come again for that."""
 
     def pack(saved: Tensor) -> Any:
+        address = saved.untyped_storage().data_ptr()
         for weights in streamed:
-            if weights.holds(saved):
+            if weights.address == address:
                 return weights, saved.dtype, saved.storage_offset(), saved.size(), saved.stride()
         return saved
 
