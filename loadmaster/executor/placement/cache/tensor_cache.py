@@ -36,6 +36,7 @@ from loadmaster.executor.placement.cache.adaptive import Plan, plan_for, plan_to
 from loadmaster.executor.placement.cache.backends.files import Files
 from loadmaster.executor.placement.cache.backends.host import HostMemory
 from loadmaster.executor.placement.cache.backends.protocol import Backend, Counters, rates
+from loadmaster.executor.placement.cache.backends.spilling import Spilling
 from loadmaster.executor.placement.cache.parts import Checked, Layout, Part, Record, all_bytes, record_of
 from loadmaster.executor.placement.cache.selection import Selection
 from loadmaster.executor.placement.cache.stats import CacheStats, Tally
@@ -57,18 +58,21 @@ def opener(to: Place) -> Callable[[], Backend]:
         folders = [fspath(to)]
     elif isinstance(to, Sequence) and to and all(isinstance(folder, str | PathLike) for folder in to):
         folders = [fspath(folder) for folder in to]
+    spills = folders is not None and len(folders) > 1 and folders[0] == "host"
     if folders is not None:
+        folders = folders[1:] if spills else folders
         for folder in folders:
             if sep not in folder and not Path(folder).is_dir():
                 raise _no_place(to, f"{folder!r} is neither 'host' nor a folder")
-        return lambda: Files(folders)
+        return lambda: Spilling(HostMemory(), Files(folders)) if spills else Files(folders)
     if all(callable(getattr(to, name, None)) for name in ("store", "load", "free", "counters", "close")):
         return lambda: cast(Backend, to)
     raise _no_place(to, "is no place for tensors")
 
 
 def _no_place(to: object, problem: str) -> InputError:
-    return InputError("to", to, problem, "Give 'host', a folder, several folders, or a backend object.")
+    remedy = "Give 'host', a folder, several folders, 'host' and folders, or a backend object."
+    return InputError("to", to, problem, remedy)
 
 
 RELIED_ON = 0.9  # of what the link was seen to move: compute takes some of it, and the next pass may be quicker
@@ -113,7 +117,8 @@ class TensorCache:
 
     Args:
         model: whose parameters and buffers stay where they are; several as a list.
-        to: ``"host"`` for host memory, a folder or several for files striped over them, or a backend object.
+        to: ``"host"`` for host memory, a folder or several for files striped over them, ``["host", folder, ...]`` for
+            files that take what host memory has no room for, or a backend object.
         keep: how much of the end of each forward pass stays on the device: bytes or ``"2GiB"``, 0 to send everything;
             ``"auto"`` finds how much must stay for the step to take no longer.
         min_bytes: tensors in storages smaller than that stay.
