@@ -289,6 +289,7 @@ def test_what_a_compiled_block_saves(point: str, saved: int) -> None:
     assert len(found - weights) == saved, found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_operator")
 @pytest.mark.parametrize("point", BLOCK_POINTS)
 def test_blocks_with_weights_in_many_formats_stay_compiled(point: str) -> None:

@@ -47,6 +47,7 @@ def test_groups_that_may_not_be_treated_alike_stay_apart() -> None:
     assert merged(step_of(2, *some, group("e", 0, 1))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_plans_of_parts_are_no_longer_than_those_of_whole_groups(seed: int) -> None:
     whole = random_problem(seed, 8)
