@@ -18,7 +18,7 @@ from loadmaster.models.hardware import hardware as entry_of
 PROBE_BYTES = 1 << 28
 PROBES = 9
 HOST_SHARE = 0.5  # of the host's memory: the rest is for the data, and for what else runs there
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP = Path("/sys/fs/cgroup")
 _MEMORY = Path("/proc/meminfo")
 
 
@@ -65,18 +65,34 @@ def measured_link(device: torch.device, *, compiled: bool) -> HostLink:
 
 def host_bytes() -> int:
     """Bytes of the host's memory, or of the part that the container may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
-    return min(total, int(limit)) if limit.isdigit() else total
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _container_bytes()
+    return total if limit is None else min(total, limit)
 
 
 def available_host_bytes() -> int:
-    """Bytes of the host's memory that can be taken without swapping, as Linux estimates it; else :func:`host_bytes`."""
+    """Bytes of the host's memory that can be taken without swapping, as Linux estimates it, or those that the container
+    may still take; else :func:`host_bytes`."""
+    left = host_bytes()
     if _MEMORY.is_file():
-        for line in _MEMORY.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return host_bytes()
+        left = min(left, 1024 * _listed(_MEMORY, "MemAvailable:", left // 1024))
+    limit, now = _container_bytes(), _CGROUP / "memory.current"
+    if limit is None or not now.is_file():
+        return left
+    cached = _listed(_CGROUP / "memory.stat", "inactive_file", 0)  # goes when the memory is asked for
+    return max(0, min(left, limit - int(now.read_text()) + cached))
+
+
+def _container_bytes() -> int | None:
+    """Bytes that the container may use; None: as many as there are."""
+    limit = _CGROUP / "memory.max"
+    said = limit.read_text().strip() if limit.is_file() else "max"
+    return int(said) if said.isdigit() else None
+
+
+def _listed(path: Path, name: str, otherwise: int) -> int:
+    """The number behind a name in a file with one a line."""
+    lines = (line.split() for line in path.read_text().splitlines()) if path.is_file() else ()
+    return next((int(words[1]) for words in lines if words[:1] == [name]), otherwise)
 
 
 def cores() -> int:

@@ -52,12 +52,29 @@ def test_the_command_takes_it(tmp_path) -> None:
 
 def test_a_container_may_have_less_than_the_host(tmp_path, monkeypatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(link, "_CGROUP_LIMIT", limit)
+    monkeypatch.setattr(link, "_CGROUP", tmp_path)
     whole = link.host_bytes()
     assert whole > 1 << 28
     for text, expected in (("max\n", whole), ("1048576\n", 1 << 20), (f"{1 << 60}\n", whole)):
         limit.write_text(text)
         assert link.host_bytes() == expected
+
+
+def test_what_a_container_has_left(tmp_path, monkeypatch) -> None:
+    """What it uses is gone, but for the cache of files; more than the host has available is never said."""
+    monkeypatch.setattr(link, "_CGROUP", tmp_path)
+    monkeypatch.setattr(link, "_MEMORY", tmp_path / "meminfo")
+    assert link.available_host_bytes() == link.host_bytes()
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert link.available_host_bytes() == 1_000_000
+    (tmp_path / "memory.current").write_text("600000\n")
+    assert link.available_host_bytes() == 400_000
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 150000\n")
+    assert link.available_host_bytes() == 550_000
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 300 kB\n")
+    assert link.available_host_bytes() == 300 * 1024
+    (tmp_path / "memory.current").write_text("2000000\n")
+    assert link.available_host_bytes() == 0
 
 
 @pytest.mark.gpu
