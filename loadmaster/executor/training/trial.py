@@ -92,12 +92,16 @@ def measured_problem(
     # Gradients and state that the user has already are those of the step.
     states = [t for state in optimizer.state.values() for t in tensors(state)]
     taken_over = allocated_bytes(t for t in (*set_aside, *states) if t.device == meter.device)
+    cast_bytes = _cast_bytes(layers, copies)
     return replace(
         problem,
-        classes=tuple(LayerClass(f"class {n}", points) for n, points in enumerate(found)),
+        classes=tuple(
+            LayerClass(f"class {n}", tuple(_with_room(point, cast_bytes) for point in points))
+            for n, points in enumerate(found)
+        ),
         groups=tuple(_timed(of, group, rates) for of, group in zip(layers.groups, groups, strict=True)),
         host=Tier("host", rates.to_host_gbps, rates.from_host_gbps, _MOVE_US, int(HOST_SHARE * host_bytes())),
-        fixed_bytes=max(0, trials.fixed_bytes - taken_over) + _cast_bytes(layers, copies),
+        fixed_bytes=max(0, trials.fixed_bytes - taken_over),
     )
 
 
@@ -126,6 +130,15 @@ def _cast_bytes(layers: ModelLayers, copies: torch.dtype | None) -> int:
             for of in layers.groups
         ),
         default=0,
+    )
+
+
+def _with_room(point: Point, cast_bytes: int) -> Point:
+    """Return a point that has room for an update's cast after each phase: what the phase itself took is free then."""
+    return replace(
+        point,
+        forward_bytes=max(point.forward_bytes, cast_bytes),
+        backward_bytes=max(point.backward_bytes, cast_bytes),
     )
 
 

@@ -263,6 +263,16 @@ def test_groups_link_and_fixed_bytes() -> None:
     assert measured(model).fixed_bytes == problem.fixed_bytes
 
 
+def test_a_phase_has_room_for_the_cast_of_a_gradient() -> None:
+    """Gradients of copies in bfloat16 are cast for their update, after a phase whose own bytes are free by then."""
+    plain, cast = measured(Model(Attending)), measured(Model(Attending), autocast=torch.bfloat16)
+    assert cast.fixed_bytes == plain.fixed_bytes
+    room = max(g.weight_bytes for g in cast.groups if g.copy_bytes < g.weight_bytes)
+    points = [point for of in cast.classes for point in of.points]
+    assert points and all(min(point.forward_bytes, point.backward_bytes) >= room for point in points)
+    assert any(point.forward_bytes < room for of in plain.classes for point in of.points)
+
+
 def test_classes_take_turns_where_the_budget_is_small() -> None:
     said: list[str] = []
     problem = measured(Model(Overwriting), said.append, budget_bytes=1)
