@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loadmaster.errors import CancelledError, LoadmasterError
+from loadmaster.errors import CancelledError, InputError, LoadmasterError
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.factory import call_factory, device_named, report, users_code
 from loadmaster.executor.steps.step import Loss
@@ -108,10 +108,24 @@ def command(
         try:
             run(arguments)
         except LoadmasterError as error:
-            return report(error, verbose=arguments.verbose)
+            return report(_by_flag(error, arguments), verbose=arguments.verbose)
         except KeyboardInterrupt:
             sys.stderr.write("interrupted\n")
             return CancelledError.exit_status
         return 0
 
     return main
+
+
+def _by_flag(error: LoadmasterError, arguments: argparse.Namespace) -> LoadmasterError:
+    """Return an error about an argument of a function by the name of the flag that gave it."""
+    if type(error) is not InputError:
+        return error
+    flag = next(
+        (name for name in vars(arguments) if error.field in (name, f"{name}_bytes") and name != "factory"), None
+    )
+    if flag is None:
+        return error
+    named = InputError(f"--{flag.replace('_', '-')}", error.value, error.problem, error.remedy)
+    named.__cause__ = error.__cause__
+    return named
