@@ -107,7 +107,7 @@ class DeviceUpdate:
         del gradient
         self.optimizer.step(settings)
         self._keys = self._moved()
-        self._store()
+        self._store(there)
 
     def _there(self) -> dict[tuple[int, str], Tensor]:
         """State in its memory on the device."""
@@ -115,14 +115,14 @@ class DeviceUpdate:
             return {}
         return dict(zip(self._host_state, self._packing.views(self._state), strict=True))
 
-    def _store(self) -> None:
-        states, there, pairs = self.optimizer.states, self._there(), []
+    def _store(self, there: dict[tuple[int, str], Tensor]) -> None:
+        """Queue the way back; ``there``: state that had come."""
+        states, pairs = self.optimizer.states, []
         if self._state is not None:
             pairs.append((self._host, self._state))
         for n, name in self._keys:
-            value = states[n][name]
-            if (n, name) not in there or value.data_ptr() != there[n, name].data_ptr():  # made in this update
-                pairs.append((self._host_state[n, name], value))
+            if states[n][name] is not there.get((n, name)):  # made in this update
+                pairs.append((self._host_state[n, name], states[n][name]))
         if self._masters is not None:
             pairs += self._stored_weights(self._masters)
         self._stored = self._mover.store(pairs, [self._mover.mark()]) if pairs else None
@@ -137,7 +137,7 @@ class DeviceUpdate:
         if self._is_streamed:
             self._copy = self._room(weights.copy_packing)
             pairs.append((weights.host_copy, self._copy))
-        weights.overwrite(weights.packing.views(memory), self._copy)
+        weights.overwrite(self._copy)
         return pairs
 
     def free(self) -> None:

@@ -9,7 +9,7 @@ groups of their own. Small parameters
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,11 @@ class ModelGroup:
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
     # Not of their storages: after a step was released, parameters are parts of a larger one.
     return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def kind_of(block: nn.Module) -> Hashable:
+    """Return the block's type with names, shapes and formats of its parameters: blocks with the same do the same."""
+    return type(block), *((name, p.shape, p.dtype, p.requires_grad) for name, p in block.named_parameters())
 
 
 def copy_format(autocast: torch.dtype | None, micro_batches: int) -> torch.dtype | None:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -48,10 +49,11 @@ def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch
         there.step(there.settings())
         device_us.append(meter.us(start, meter.mark()))
     host = HostThread(host_threads())
+    update = partial(_host_update_us, host, optimizer, copies or torch.float32)
     try:
-        alone_us = host.submit(lambda: _host_update_us(host, optimizer, copies or torch.float32)).result()
+        alone_us = host.submit(update).result()
         alone_gbps = _link_gbps(meter, lambda: True)
-        updates = host.submit(lambda: _host_update_us(host, optimizer, copies or torch.float32))
+        updates = host.submit(update)
         shared_gbps = _link_gbps(meter, updates.done)
         shared_us = updates.result()
     finally:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from loadmaster.executor.steps.step_graph import draws_with
 from loadmaster.executor.torch_private.operators import TorchDispatchMode, schema_if_any
 from loadmaster.executor.torch_private.tracing import TracingContext
+from loadmaster.executor.training.layers import kind_of
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 """Contexts of a checkpoint: of the forward pass, and of computing again."""
@@ -94,7 +95,7 @@ def compile_block(block: nn.Module) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    run.__code__ = _code_of(run.__code__, _reads(block), None)
+    run.__code__ = _code_of(run.__code__, kind_of(block), None)
     return torch.compile(run)
 
 
@@ -110,19 +111,14 @@ def compiled_with(block: nn.Module, keeps: Keeps, otherwise: Callable[[], Contex
     def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-    run.__code__ = _code_of(run.__code__, _reads(block), keeps)
+    run.__code__ = _code_of(run.__code__, kind_of(block), keeps)
     return torch.compile(run, dynamic=_DYNAMIC)
-
-
-def _reads(block: nn.Module) -> Hashable:
-    """Return what tells compilations of blocks apart: type, and formats of parameters, of which some may be copies."""
-    return type(block), *((name, p.shape, p.dtype, p.requires_grad) for name, p in block.named_parameters())
 
 
 @cache
 def _code_of(code: CodeType, _: Hashable, __: Keeps | None) -> CodeType:
-    """Copy code for blocks that are alike and a rule. PyTorch counts compilations of a code object, and runs it eagerly
-    from the eighth on, or once it could not be compiled: for all who share it."""
+    """Copy code for blocks of one kind, some formats being those of copies, and a rule. PyTorch counts compilations of
+    a code object, and runs it eagerly from the eighth on, or once it could not be compiled: for all who share it."""
     return code.replace()
 
 

@@ -26,7 +26,7 @@ from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.unchanged import unchanged
 from loadmaster.executor.training.copies import Packing
-from loadmaster.executor.training.layers import ModelGroup, ModelLayers, copy_format
+from loadmaster.executor.training.layers import ModelGroup, ModelLayers, copy_format, kind_of
 from loadmaster.executor.training.meter import Mark, Meter
 from loadmaster.executor.training.points import BLOCK_POINTS, CHECKPOINT, CHUNKED_LOSS, KEEP, POINTS
 from loadmaster.executor.training.rates import Rates, measured_rates
@@ -152,11 +152,8 @@ def _timed(of: ModelGroup, group: Group, rates: Rates) -> Group:
 def _class_of(layers: ModelLayers) -> list[int]:
     """Number the classes of layers: blocks of one type with parameters of the same shapes do the same."""
     known: dict[Any, int] = {"before": 0}
-    numbers = [0]
-    for block in layers.blocks:
-        shapes = tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters())
-        numbers.append(known.setdefault((type(block), shapes), len(known)))
-    return [*numbers, len(known)]
+    numbers = [known.setdefault(kind_of(block), len(known)) for block in layers.blocks]
+    return [0, *numbers, len(known)]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,6 @@ class HostWeights:
         updated: the host's latest update, which a load waits for.
         stored: the way to the host of a copy that the device made, which a load waits for.
         is_current: whether the copy on the device is that of the latest weights, or will be once it has arrived.
-        address: of the copy's memory on the device; None: it has none.
     """
 
     def __init__(self, of: ModelGroup, mover: Mover, copy_dtype: torch.dtype | None) -> None:
@@ -79,7 +78,6 @@ class HostWeights:
         self.updated: Future[None] | None = None
         self.stored: Move | None = None
         self._memory: Tensor | None = None
-        self.address: int | None = None
         self._loading: _Loading | None = None
         self.is_current = self._is_shown = False
         # Made once: it waits for the device.
@@ -100,7 +98,6 @@ class HostWeights:
         if self._memory is None:
             size_bytes = self.copy_packing.size_bytes
             self._memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._mover.device)
-            self.address = self._memory.untyped_storage().data_ptr()
         loading = self._loading = _Loading()
         target, after = self._memory, [self._mover.mark(), *([] if self.stored is None else [self.stored])]
 
@@ -141,13 +138,13 @@ class HostWeights:
             self.need()
         self.is_current = False
         self._show(None)
-        self._memory = self.address = None
+        self._memory = None
 
-    def overwrite(self, masters: list[Tensor], memory: Tensor | None) -> None:
-        """Make the copy of updated weights on the device, in this memory; None: where layers read it."""
+    def overwrite(self, memory: Tensor | None) -> None:
+        """Make the copy of updated master weights on the device, in this memory; None: where layers read it."""
         memory = self._memory if memory is None else memory
         assert memory is not None, "the copy stays on the device"
-        for view, master in zip(self.copy_packing.views(memory), masters, strict=True):
+        for view, master in zip(self.copy_packing.views(memory), self.masters, strict=True):
             view.copy_(master)
 
     @property
@@ -189,6 +186,11 @@ class HostWeights:
     def present_bytes(self) -> int:
         """Bytes of the copy on the device."""
         return 0 if self._memory is None else self._memory.numel()
+
+    @property
+    def address(self) -> int | None:
+        """Address of the copy's memory on the device; None: it has none."""
+        return None if self._memory is None else self._memory.data_ptr()
 
     def saved(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """The tensor at a place in the copy's memory, as it is on the device now."""
