@@ -53,10 +53,22 @@ class DeviceWeights:
 class _Loading:
     """Load that is queued once the host's update is over; neither ``move`` nor ``error`` then: the update failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, mover: Mover, target: Tensor, source: Tensor, after: Sequence[Move]) -> None:
+        self._mover, self._to_queue = mover, [((target, source), after)]
         self.queued = threading.Event()
         self.move: Move | None = None
         self.error: BaseException | None = None
+
+    def queue(self, update: Future[None] | None) -> None:
+        """Queue it, unless the update failed. It holds no memory from then on: a future keeps its callbacks."""
+        pair, after = self._to_queue.pop()
+        try:
+            if update is None or update.exception() is None:
+                self.move = self._mover.load([pair], after)
+        except BaseException as error:  # noqa: BLE001 (handed to the thread that needs the weights)
+            self.error = error
+        finally:
+            self.queued.set()
 
 
 class HostWeights:
@@ -98,22 +110,12 @@ class HostWeights:
         if self._memory is None:
             size_bytes = self.copy_packing.size_bytes
             self._memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._mover.device)
-        loading = self._loading = _Loading()
-        target, after = self._memory, [self._mover.mark(), *([] if self.stored is None else [self.stored])]
-
-        def go(update: Future[None] | None) -> None:
-            try:
-                if update is None or update.exception() is None:
-                    loading.move = self._mover.load([(target, self.host_copy)], after)
-            except BaseException as error:  # noqa: BLE001 (handed to the thread that needs the weights)
-                loading.error = error
-            finally:
-                loading.queued.set()
-
+        after = [self._mover.mark(), *([] if self.stored is None else [self.stored])]
+        loading = self._loading = _Loading(self._mover, self._memory, self.host_copy, after)
         if self.updated is None:
-            go(None)
+            loading.queue(None)
         else:
-            self.updated.add_done_callback(go)
+            self.updated.add_done_callback(loading.queue)
         self.is_current = True
 
     def need(self) -> None:

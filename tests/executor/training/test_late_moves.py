@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadmaster.executor.training import layers as layers_module
 from loadmaster.executor.training import step as step_module
+from loadmaster.executor.training.copies import HostMover
+from loadmaster.executor.training.layers import ModelGroup
+from loadmaster.executor.training.weights import HostWeights
 from loadmaster.models.training.checker import check
 from loadmaster.models.training.ways import TRAINED, Way
 from tests.executor.training.late_mover import LateMover
@@ -91,3 +97,17 @@ def test_late_moves_end_before_another_plan(monkeypatch: pytest.MonkeyPatch) -> 
     trained_equally(both)
     mover.end()
     assert mover.freed == []
+
+
+def test_weights_that_are_dropped_leave_no_memory_whenever_their_update_ended() -> None:
+    """A future keeps its callbacks, and so what they refer to."""
+    of = ModelGroup("one", (1,), (nn.Parameter(torch.zeros(64)),), (False,), 0)
+    weights = HostWeights(of, HostMover(), None)
+    weights.updated = Future()
+    weights.load()
+    assert weights._memory is not None
+    memory = StorageWeakRef(weights._memory.untyped_storage())
+    weights.updated.set_result(None)
+    weights.need()
+    weights.drop()
+    assert memory.expired()
