@@ -116,9 +116,8 @@ class TrainingStep(nn.Module):
         actions.take_over(optimizer, device, copy_dtype)
         names = {p: name for name, p in model.named_parameters()}
         frozen = [p for of in self._layers.groups if of.updated_by is None for p in of.parameters]
-        self._loop = Loop(
-            optimizer, names, actions.trained, frozen, self.problem.micro_batches, self._actions.expect_whole
-        )
+        passes = self.problem.micro_batches
+        self._loop = Loop(optimizer, names, actions.trained, frozen, passes, actions.expect_whole)
         self._handles.append(self._loop)
         self._hook(compiled)
         self._handles += saved_whole(model, optimizer, actions)  # last: groups' own optimizers have the state now
@@ -292,6 +291,7 @@ class TrainingStep(nn.Module):
         if not self._in_forward:
             self._after_evaluation(block, args, output)
             return
+        torch.clear_autocast_cache()  # or casts of weights would stay until the forward pass ends
         base = self._pass * self._count
         self._reach_with_gradient(output, base + self._count - 1 - number)
         if number == len(self._layers.blocks):
