@@ -169,7 +169,7 @@ def capture_step(
     on_device = moved(checked.batch(given), device)
     checked.expect_call(on_device)
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    problem = measured_problem(
+    problem, layers = measured_problem(
         name or type(model).__name__,
         model,
         on_device,

@@ -9,8 +9,8 @@ groups of their own. Small parameters
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,6 +80,22 @@ class ModelLayers:
     blocks: tuple[nn.Module, ...]
     names: tuple[str, ...]
     groups: tuple[ModelGroup, ...]
+
+    @property
+    def outer(self) -> tuple[int, int]:
+        """Numbers of the layers before and after the blocks. Large parameters of theirs are groups of their own, which
+        count as used by both until it is known."""
+        return 0, len(self.blocks) + 1
+
+    @property
+    def outer_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Parameters whose groups count as used before and after the blocks."""
+        return tuple(p for of in self.groups if of.layers == self.outer for p in of.parameters)
+
+    def with_uses(self, uses: Mapping[nn.Parameter, tuple[int, ...]]) -> ModelLayers:
+        """Return the layers with what is known of the uses of outer parameters."""
+        groups = (replace(of, layers=uses.get(of.parameters[0], of.layers)) for of in self.groups)
+        return replace(self, groups=tuple(groups))
 
     def expect_order(self, number: int, reached: int) -> None:
         """Refuse, by an InputError, a block of this number that runs where a pass has reached a later one. (After the

@@ -10,18 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.torch_private.operators import TorchDispatchMode
 from loadmaster.executor.training import chunked_loss
 from loadmaster.executor.training import layers as layers_module
 from loadmaster.executor.training import rates as rates_module
 from loadmaster.executor.training.layers import layers_of
-from loadmaster.executor.training.meter import Mark
 from loadmaster.executor.training.trial import measured_problem
 from loadmaster.models.training.problem import TrainingProblem
+from tests.executor.training.counting_meter import CountingMeter
 
 WIDTH, BATCH, LENGTH, WORDS = 16, 2, 6, 40
 RESULT_BYTES = 4 * BATCH * LENGTH * WIDTH
@@ -32,68 +30,6 @@ def everything_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are worth a move here, and samples of updates are short."""
     monkeypatch.setattr(layers_module, "SMALL_ELEMENTS", 64)
     monkeypatch.setattr(rates_module, "SAMPLE_ELEMENTS", 1 << 14)
-
-
-class Copies:
-    """Copies that take no time."""
-
-    def __init__(self, gbps: float) -> None:
-        self._gbps = gbps
-
-    def go(self) -> None:
-        """Copy nothing."""
-
-    def gbps(self) -> float:
-        """The rate."""
-        return self._gbps
-
-
-class CountingMeter(TorchDispatchMode):
-    """Meter of the CPU: an operator takes a microsecond, a product or attention a hundred, and bytes are those of the
-    storages that operators made and that live, and of those given."""
-
-    def __init__(self, given: list[Tensor], limit_bytes: int = 1 << 40) -> None:
-        super().__init__()
-        self.device, self.limit_bytes = torch.device("cpu"), limit_bytes
-        self._count, self._most = 0, 0
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        for tensor in given:
-            self._note(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self._count += 100 if any(word in func.name() for word in ("mm", "attention")) else 1
-        for one in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(one, Tensor) and not one.is_meta:
-                self._note(one)
-        self._most = max(self._most, self.size_bytes)
-        return result
-
-    def _note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that live."""
-        self._storages = {key: of for key, of in self._storages.items() if not of[0].expired()}
-        return sum(size for _, size in self._storages.values())
-
-    def mark(self, *, counts_bytes: bool = True) -> Mark:
-        """Count."""
-        if not counts_bytes:
-            return Mark(self._count, 0, 0)
-        found = Mark(self._count, self.size_bytes, max(self._most, self.size_bytes))
-        self._most = found.size_bytes
-        return found
-
-    def us(self, start: Mark, end: Mark) -> float:
-        """Operators between two marks."""
-        return float(end.at - start.at)
-
-    def link(self, *, to_host: bool) -> Copies:
-        """One way is faster."""
-        return Copies(40.0 if to_host else 50.0)
 
 
 class Attending(nn.Module):
@@ -179,17 +115,23 @@ class RunningOut(Overwriting):
 
 
 def measured(
-    model: nn.Module, said: Callable[[str], None] = lambda _: None, limit_bytes: int = 1 << 40, **given: Any
+    model: nn.Module,
+    said: Callable[[str], None] = lambda _: None,
+    limit_bytes: int = 1 << 40,
+    device: str = "cpu",
+    **given: Any,
 ) -> TrainingProblem:
     """The problem of a model, measured by a meter of the CPU."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     batch = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     meter = CountingMeter([batch, *model.parameters(), *model.buffers(), *gradients], limit_bytes)
+    meter.device = torch.device(device)
     settings: dict[str, Any] = {"autocast": None, "accumulate": 1, "clips": False, "compiled": False, **given}
     with meter:
         layers = layers_of(model, optimizer, list(model.blocks))
-        return measured_problem("net", model, Batch((batch,)), None, layers, optimizer, meter, say=said, **settings)
+        of = measured_problem("net", model, Batch((batch,)), None, layers, optimizer, meter, say=said, **settings)
+    return of[0]
 
 
 def kept_by_plain_pytorch(block: nn.Module) -> int:
@@ -226,14 +168,40 @@ def test_points_of_a_transformers_block() -> None:
     assert all(point.forward_us > 0 for point in points.values())
 
 
+def test_a_checkpointed_block_under_autocast_keeps_its_result_alone() -> None:
+    """Autocast gives a weight's cast to all that read it. Such casts would stay until the forward pass ends."""
+    points = {point.name: point for point in measured(Model(), autocast=torch.bfloat16).points(1)}
+    assert points["checkpoint"].kept_bytes == RESULT_BYTES + 4  # and the count of calls
+
+
+def test_layers_whose_weights_are_on_the_host_keep_what_they_keep_of_weights_on_the_device() -> None:
+    """Autograd keeps casts of weights on the device, and there are none of copies in autocast's format."""
+    there = measured(Model(Attending), autocast=torch.bfloat16)
+    # The same device by another name, to which weights must come.
+    away = measured(Model(Attending), autocast=torch.bfloat16, device="cpu:0")
+    for number in range(len(there.layers)):
+        kept = [point.kept_bytes for point in there.points(number)]
+        assert [point.kept_bytes for point in away.points(number)] == kept
+
+
+def test_parameters_outside_of_the_blocks_are_of_the_layers_that_read_them() -> None:
+    groups = {group.name: group.layers for group in measured(Model()).groups}
+    assert groups["embedding.weight"] == (0,)
+    assert groups["head.weight"] == (4,)
+    model = Model()
+    model.head.weight = model.embedding.weight
+    assert {group.name: group.layers for group in measured(model).groups}["embedding.weight"] == (0, 4)
+
+
 def test_the_loss_in_chunks_keeps_the_gradient_of_the_logits_and_makes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", WORDS)  # of a row
     keep, chunked = measured(Model()).points(4)
     assert [keep.name, chunked.name] == ["keep", "chunked loss"]
     assert abs(keep.kept_bytes - chunked.kept_bytes) < RESULT_BYTES  # logarithms of shares; the gradient of the logits
     assert chunked.forward_bytes < keep.forward_bytes / 2
-    # Gradients of the weight and of the rows, and the rows times the gradient of the loss: no more logits.
-    assert chunked.backward_bytes == 4 * WORDS * WIDTH + 2 * RESULT_BYTES
+    # The gradient of the rows, and the rows times the gradient of the loss: no more logits. (The weight's own gradient
+    # counts by itself.)
+    assert chunked.backward_bytes == 2 * RESULT_BYTES
 
 
 def test_a_loss_that_cannot_run_in_chunks_is_no_point() -> None:

@@ -125,10 +125,10 @@ def measured_by_hand(
     clips: bool,
     say: Callable[[str], None],
     **__: Any,
-) -> TrainingProblem:
+) -> tuple[TrainingProblem, ModelLayers]:
     """The problem of a step that nobody runs."""
     say("measuring by hand")
-    return replace(problem_of(layers, micro_batches=accumulate, clips=clips), name=name)
+    return replace(problem_of(layers, micro_batches=accumulate, clips=clips), name=name), layers
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Meters:
