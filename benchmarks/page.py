@@ -16,7 +16,8 @@ from benchmarks.drawing import Result
 from benchmarks.page_gpus import collectives, partition
 from benchmarks.page_graph import graph_networks
 from benchmarks.page_index import index, service
-from benchmarks.page_memory import memory, placement, training
+from benchmarks.page_memory import memory, placement
+from benchmarks.page_training import training
 from benchmarks.plots import write_all
 
 ROOT = Path(__file__).resolve().parents[1]
