@@ -27,11 +27,13 @@ class Rates:
 
     Attributes:
         device_us, host_us: time of an update for each element.
+        device_bytes: bytes that an update on the device makes for a while, for each element: fused kernels make none.
         to_host_gbps, from_host_gbps: of pinned copies, both ways at the same time.
     """
 
     device_us: float
     host_us: float
+    device_bytes: float
     to_host_gbps: float
     from_host_gbps: float
 
@@ -39,7 +41,7 @@ class Rates:
 def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch.dtype | None) -> Rates:
     """Measure the user's optimizer on a sample on the device, and on the host; there without copies at first, then
     while they go both ways. ``copies`` is the format of gradients there; None: that of the weights."""
-    there, device_us = _sample(optimizer, meter.device), []
+    there, device_us, device_bytes = _sample(optimizer, meter.device), [], 0
     for _ in range(_SAMPLES):
         for master in there.masters:
             master.grad = torch.ones_like(master)
@@ -47,7 +49,9 @@ def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch
                 master.grad.fill_(1.0)
         start = meter.mark()
         there.step(there.settings())
-        device_us.append(meter.us(start, meter.mark()))
+        end = meter.mark()
+        device_us.append(meter.us(start, end))
+        device_bytes = end.most_bytes - start.size_bytes  # of the last one: the first makes the state
     host = HostThread(host_threads())
     update = partial(_host_update_us, host, optimizer, copies or torch.float32)
     try:
@@ -61,6 +65,7 @@ def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch
     return Rates(
         statistics.median(device_us[1:]) / SAMPLE_ELEMENTS,
         statistics.fmean([statistics.median(each[1:]) for each in (alone_us, shared_us, shared_us)]) / SAMPLE_ELEMENTS,
+        device_bytes / SAMPLE_ELEMENTS,
         *(statistics.harmonic_mean(rates) for rates in zip(alone_gbps, shared_gbps, strict=True)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,11 +81,11 @@ def measured_problem(
     # Gradients and state that the user has already are those of the step.
     states = [t for state in optimizer.state.values() for t in tensors(state)]
     taken_over = allocated_bytes(t for t in (*set_aside, *states) if t.device == meter.device)
-    cast_bytes = _cast_bytes(layers, copies)
+    update_bytes = _update_bytes(layers, copies, rates)
     measured = replace(
         problem,
         classes=tuple(
-            LayerClass(f"class {n}", tuple(_with_room(point, cast_bytes) for point in points))
+            LayerClass(f"class {n}", tuple(_with_room(point, update_bytes) for point in points))
             for n, points in enumerate(found)
         ),
         groups=tuple(_timed(of, group, rates) for of, group in zip(trials.layers.groups, groups, strict=True)),
@@ -106,28 +107,28 @@ def _group(of: ModelGroup, optimizer: torch.optim.Optimizer, copies: torch.dtype
     return replace(found, gradient_bytes=weights, copy_gradient_bytes=copy_bytes, state_bytes=state)
 
 
-def _cast_bytes(layers: ModelLayers, copies: torch.dtype | None) -> int:
-    """Most bytes of a group's gradients in the format of its master weights, of those that copies have in another
-    one: an update on the device casts them."""
+def _update_bytes(layers: ModelLayers, copies: torch.dtype | None, rates: Rates) -> int:
+    """Most bytes that an update of a group on the device makes for a while: gradients that copies have in another
+    format than the master weights, and what the optimizer makes of them."""
     return max(
         (
             sum(
-                p.numel() * p.element_size()
+                p.numel() * p.element_size() * (dtype != p.dtype) + math.ceil(p.numel() * rates.device_bytes)
                 for p, dtype in zip(of.parameters, of.copy_dtypes(copies), strict=True)
-                if dtype != p.dtype
             )
             for of in layers.groups
+            if of.updated_by is not None
         ),
         default=0,
     )
 
 
-def _with_room(point: Point, cast_bytes: int) -> Point:
-    """Return a point that has room for an update's cast after each phase: what the phase itself took is free then."""
+def _with_room(point: Point, update_bytes: int) -> Point:
+    """Return a point that has room for an update after each phase: what the phase itself took is free then."""
     return replace(
         point,
-        forward_bytes=max(point.forward_bytes, cast_bytes),
-        backward_bytes=max(point.backward_bytes, cast_bytes),
+        forward_bytes=max(point.forward_bytes, update_bytes),
+        backward_bytes=max(point.backward_bytes, update_bytes),
     )
 
 

@@ -212,8 +212,10 @@ class Trials:
     def _point(self, name: str, of: Measured, layer: int) -> Point:
         """Figures of a layer in one trial. Between its phases are those of the layers after it, over by then."""
         forward, backward = layer, len(self._phases) - 1 - layer
-        each = zip(self._problem.groups, self.layers.groups, self._waits, strict=True)
-        gradients = sum(group.gradient_bytes for group, of, waits in each if waits or of.layers == (layer,))
+        gradients = 0
+        if self._problem.micro_batches == 1:  # or they are made beside those of the passes before
+            each = zip(self._problem.groups, self.layers.groups, self._waits, strict=True)
+            gradients = sum(group.gradient_bytes for group, of, waits in each if waits or of.layers == (layer,))
         kept = max(0, of.end_bytes[forward] - of.start_bytes[forward])
         before = of.start_bytes[forward]
         return Point(

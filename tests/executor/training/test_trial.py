@@ -174,6 +174,7 @@ def test_a_checkpointed_block_under_autocast_keeps_its_result_alone() -> None:
     assert points["checkpoint"].kept_bytes == RESULT_BYTES + 4  # and the count of calls
 
 
+@pytest.mark.slow
 def test_layers_whose_weights_are_on_the_host_keep_what_they_keep_of_weights_on_the_device() -> None:
     """Autograd keeps casts of weights on the device, and there are none of copies in autocast's format."""
     there = measured(Model(Attending), autocast=torch.bfloat16)
@@ -218,6 +219,7 @@ def test_points_that_gain_nothing_are_left_out() -> None:
     assert any("products is left out" in line and "mutated" in line for line in said)
 
 
+@pytest.mark.slow
 def test_groups_link_and_fixed_bytes() -> None:
     model = Model(Attending)
     problem = measured(model)
@@ -231,6 +233,7 @@ def test_groups_link_and_fixed_bytes() -> None:
     assert measured(model).fixed_bytes == problem.fixed_bytes
 
 
+@pytest.mark.slow
 def test_a_phase_has_room_for_the_cast_of_a_gradient() -> None:
     """Gradients of copies in bfloat16 are cast for their update, after a phase whose own bytes are free by then."""
     plain, cast = measured(Model(Attending)), measured(Model(Attending), autocast=torch.bfloat16)
@@ -241,6 +244,7 @@ def test_a_phase_has_room_for_the_cast_of_a_gradient() -> None:
     assert any(point.forward_bytes < room for of in plain.classes for point in of.points)
 
 
+@pytest.mark.slow
 def test_classes_take_turns_where_the_budget_is_small() -> None:
     said: list[str] = []
     problem = measured(Model(Overwriting), said.append, budget_bytes=1)
