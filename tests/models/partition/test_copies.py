@@ -80,6 +80,32 @@ def test_passes_have_copies_of_their_own() -> None:
     assert [o.inputs[0] for o in copied.operators] == [0, 0, 7, 7]
 
 
+def test_a_parameter_that_both_passes_read_can_be_gathered_once() -> None:
+    """Two products of each pass read a parameter that is divided by rows, and need its columns whole."""
+    inputs = tuple(Tensor(f"x{n}", (8, 64), role="input") for n in range(4))
+    weight, made = Tensor("w", (64, 64), role="parameter"), tuple(Tensor(f"y{n}", (8, 64)) for n in range(4))
+    operators = tuple(Operator("mm", 0, (n, 4), (5 + n,), 8.0) for n in range(4))
+    bare = PartitionProblem("passes", axes(2), (*inputs, weight, *made), operators, SIGNATURES)
+    copied = with_copies(bare, 2)
+    both, forward, backward = 9, 10, 11
+    assert copied.copied == {both: 4, forward: both, backward: both}
+    assert [o.op for o in copied.operators] == ["copy", "copy", "mm", "mm", "copy", "mm", "mm"]
+
+    def moved_bytes(*copies: str) -> int:
+        rows, runs = {"S0": 0, "R": 2}, [(M,)] * 7
+        for n, part in zip((0, 1, 4), copies, strict=True):
+            runs[n] = (rows[part],)
+        parts = (*["S0"] * 9, *copies)
+        verdict = check(copied, Splits(tuple((part,) for part in parts), tuple(runs)), PLENTY)
+        assert verdict.ok, verdict.violations
+        return verdict.moved_bytes
+
+    gathered = 64 * 64 * 4
+    assert moved_bytes("R", "R", "R") == gathered  # once
+    assert moved_bytes("S0", "R", "R") == 2 * gathered  # in each pass
+    assert moved_bytes("S0", "S0", "S0") == 4 * gathered  # by each product
+
+
 def test_elementwise_readers_need_no_copy() -> None:
     of = three_products()
     relus = tuple(Operator("relu", 1, (0,), (4 + n,)) for n in range(3))
