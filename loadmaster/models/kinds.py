@@ -179,6 +179,8 @@ _KINDS = (
             "spartan",
             "data-parallel",
             "fsdp",
+            "zero-2",
+            "hsdp",
             "megatron",
         ),
         limit=_budget("partition", "what one GPU would need"),

@@ -6,7 +6,9 @@
 ``all-row``        every tensor along its first dimension, every operator its best strategy then
 ``spartan``        [Huang15]: the largest tensor first, then its operators, then the next tensor
 ``data-parallel``  parameters whole on every GPU, all else along its first dimension (the batch)
-``fsdp``           the same with every parameter divided over all GPUs
+``fsdp``           the same with every parameter divided over all GPUs, and gathered where it is needed (ZeRO-3)
+``zero-2``         the same, gathered once for both passes
+``hsdp``           every parameter divided over the last axis, and whole on the others
 ``megatron``       the last axis divides parameters, [Megatron19]; the others divide batches
 
 Where only placements are restricted, operators run as is cheapest then.
@@ -26,6 +28,8 @@ from loadmaster.solvers.program import FloatArray
 
 Kept = Sequence[Sequence[int]]
 Stop = Callable[[], bool]
+# (part, whether it is on the last axis) -> whether a tensor may have it.
+_Allowed = Callable[[int, bool], bool]
 
 
 def best_of(choices: Choices, kept: Kept, stop: Stop) -> list[int]:
@@ -126,32 +130,45 @@ def fsdp(choices: Choices, stop: Stop) -> list[int]:
     return best_of(choices, _placed(choices, parameters=lambda part, last: part != WHOLE), stop)
 
 
+def zero_2(choices: Choices, stop: Stop) -> list[int]:
+    """Divide batches, and every parameter on all axes; gather it once, for both passes."""
+    kept = _placed(choices, parameters=lambda part, last: part != WHOLE, copies=lambda part, last: part == WHOLE)
+    return best_of(choices, kept, stop)
+
+
+def hsdp(choices: Choices, stop: Stop) -> list[int]:
+    """Divide batches, and every parameter on the last axis."""
+    return best_of(choices, _placed(choices, parameters=_on_last), stop)
+
+
+def _on_last(part: int, last: bool) -> bool:
+    return (part == WHOLE) != last
+
+
 def megatron(choices: Choices, stop: Stop) -> list[int]:
     """Divide matrices over the last axis, batches over the others; along the last axis the rest follows."""
-
-    def parameters(part: int, last: bool) -> bool:
-        return (part == WHOLE) != last
-
-    return best_of(choices, _placed(choices, parameters, batch_on_last=False), stop)
+    return best_of(choices, _placed(choices, _on_last, batch_on_last=False), stop)
 
 
 def _placed(
-    choices: Choices, parameters: Callable[[int, bool], bool], *, batch_on_last: bool = True
+    choices: Choices, parameters: _Allowed, copies: _Allowed | None = None, *, batch_on_last: bool = True
 ) -> list[list[int]]:
     """Select states: parameters as given on every axis, all else split along its first dimension, and every operator's
-    work divided over all axes. ``parameters``: (part, whether it is on the last axis) -> whether a parameter, its
-    gradient and states may have it. ``batch_on_last``: all else is split along its first dimension on the last axis,
-    too."""
-    tensors = choices.problem.tensors
+    work divided over all axes. ``parameters``: whether a parameter, its gradient and states may have a part;
+    ``copies``: of its copies, None: the same. ``batch_on_last``: all else is split along its first dimension on the
+    last axis, too."""
+    problem = choices.problem
 
     def keep(v: int, state: tuple[int, ...]) -> bool:
         variable = choices.variables[v]
         if variable.of == "operators":
-            strategies = choices.problem.strategies(choices.problem.operators[variable.members[0]])
+            strategies = problem.strategies(problem.operators[variable.members[0]])
             return all(strategies[s].divides for s in state)
         last = len(state) - 1
-        if any(tensors[choices.problem.original(m)].role == "parameter" for m in variable.members):
-            return all(parameters(part, n == last) for n, part in enumerate(state))
+        if any(problem.tensors[problem.original(m)].role == "parameter" for m in variable.members):
+            are_copies = all(m in problem.copied for m in variable.members)
+            allowed = copies if copies is not None and are_copies else parameters
+            return all(allowed(part, n == last) for n, part in enumerate(state))
         return all(part == 0 for n, part in enumerate(state) if batch_on_last or n != last)
 
     return _where(choices, keep)
@@ -174,5 +191,7 @@ METHODS: dict[str, Callable[[Choices, Stop], list[int]]] = {
     "spartan": spartan,
     "data-parallel": data_parallel,
     "fsdp": fsdp,
+    "zero-2": zero_2,
+    "hsdp": hsdp,
     "megatron": megatron,
 }

@@ -114,17 +114,21 @@ A, B = 16 * 32 * 4, 32 * 4 * 4
         ("data-parallel", 2 * A + 2 * B),
         # The first matrix is gathered once, the second twice; each gradient is summed where its share lies.
         ("fsdp", A + 2 * B + A + B),
+        ("hsdp", A + 2 * B + A + B),
+        # Each is gathered once.
+        ("zero-2", A + B + A + B),
     ],
 )
 def test_what_people_do_by_hand(method: str, received: int) -> None:
     plan = planned(perceptron(), method=method)
     assert plan.objective == received and plan.splits is not None
-    parts = {"data-parallel": {"R"}, "fsdp": {"S0", "S1"}}[method]
+    parts = {"R"} if method == "data-parallel" else {"S0", "S1"}
     assert {plan.splits.placements[n][0] for n in (1, 4)} <= parts
 
 
-def test_megatron_divides_matrices_along_the_last_axis() -> None:
-    plan = planned(replace(perceptron(), axes=axes(2, 2)), method="megatron")
+@pytest.mark.parametrize("method", ["megatron", "hsdp"])
+def test_matrices_are_divided_along_the_last_axis(method: str) -> None:
+    plan = planned(replace(perceptron(), axes=axes(2, 2)), method=method)
     assert plan.splits is not None
     for n, tensor in enumerate(perceptron().tensors):
         if tensor.role == "parameter":
