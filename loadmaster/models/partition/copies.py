@@ -6,7 +6,7 @@ brings what it needs, as without a copy. So a problem with copies has every plan
 
 Elementwise operators run where their tensors are and go on reading the original. Passes have copies of their own:
 what the backward pass reads is brought again, for between the passes it would take memory. A parameter that both read
-has one more copy, for both: it is gathered once, and state and gradient stay divided (ZeRO-2, [Rajbhandari20]), or it
+has one more copy, for both: it is gathered once, and state and gradient stay divided (ZeRO-2, [Raj20]), or it
 is placed as the parameter, and gathered in each pass (ZeRO-3). The plan chooses for each.
 
 Example: queries, keys and values are three products of one tensor that is split along the sequence, and need it whole.
