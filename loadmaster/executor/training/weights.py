@@ -68,6 +68,7 @@ class _Loading:
         except BaseException as error:  # noqa: BLE001 (handed to the thread that needs the weights)
             self.error = error
         finally:
+            del pair  # before another thread goes on, which may drop the memory
             self.queued.set()
 
 
