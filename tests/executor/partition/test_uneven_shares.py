@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,10 +31,16 @@ def held(value: Tensor) -> UnevenShare:
     return value._local_tensor
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A group of this process alone, while a test runs."""
+    join_alone()
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.slow
-def test_an_update_runs_on_what_a_rank_has_and_the_rest_is_refused() -> None:
-    if not dist.is_initialized():
-        join_alone()
+def test_an_update_runs_on_what_a_rank_has_and_the_rest_is_refused(alone: None) -> None:
     values = torch.randn(6, 4, dtype=torch.float64)
     own, plain = nn.Parameter(share(values.clone())), nn.Parameter(values.clone())
     for settings in ({"fused": True}, {"foreach": True}, {"foreach": False}):
