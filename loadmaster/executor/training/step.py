@@ -263,7 +263,7 @@ class TrainingStep(nn.Module):
             block.forward = partial(self._run_block, number, BlockPoints(block, compiled=compiled))
         self._heads = Heads(model, blocks, self._has_loss_in_chunks)
         handles.append(self._heads)
-        outside = [w for w, of in both if len(of.layers) > 1 or of.layers[0] in (0, len(blocks) + 1)]
+        outside = [w for w, of in both if len(of.layers) > 1 or of.layers[0] in self._layers.outer]
         handles.append(model.register_forward_pre_hook(partial(self._before_evaluation, outside)))
         inside = {module for block in blocks for module in block.modules()}
         for module in model.modules():
@@ -316,7 +316,7 @@ class TrainingStep(nn.Module):
         if self._actions.is_between:
             self._begin_evaluation(module, weights)
         elif self._in_forward and not all(w.is_shown for w in weights):
-            self._reach(self._pass * self._count + len(self._layers.blocks) + 1)
+            self._reach(self._pass * self._count + self._layers.outer[1])
 
     def _run_block(self, number: int, points: BlockPoints, /, *args: Any, **kwargs: Any) -> Any:
         # The model's own checkpointing runs a block again in the backward pass, at the same point.
@@ -325,7 +325,7 @@ class TrainingStep(nn.Module):
         return points.run(at, *args, **kwargs)
 
     def _has_loss_in_chunks(self) -> bool:
-        last = len(self._layers.names) - 1
+        last = self._layers.outer[1]
         is_after_blocks = self._in_forward and self._reached >= self._pass * self._count + last
         return is_after_blocks and self.problem.points(last)[self.schedule.points[last]].name == CHUNKED_LOSS
 

@@ -33,24 +33,19 @@ def layers_that_read(
 def _readers(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Mapping[nn.Parameter, list[int]]:
     """Sequence numbers of the nodes that read each parameter, or a cast of it."""
     found: dict[nn.Parameter, list[int]] = {p: [] for p in parameters}
-    casts: dict[Any, nn.Parameter] = {}
     nodes = _nodes(loss)
+    gives = {node: leaf for node in nodes if (leaf := getattr(node, "variable", None)) in found}
+    casts = (node for node in nodes if node.name() == _CAST)
+    gives |= {cast: gives[read] for cast in casts for read, _ in cast.next_functions if read in gives}
     for node in nodes:
         for read, _ in node.next_functions:
-            leaf = getattr(read, "variable", None)
-            if leaf in found:
-                found[leaf].append(sequence_number_of(node))
-                if node.name() == _CAST:
-                    casts[node] = leaf
-    for node in nodes:
-        for read, _ in node.next_functions:
-            if read in casts:
-                found[casts[read]].append(sequence_number_of(node))
+            if read in gives:
+                found[gives[read]].append(sequence_number_of(node))
     return found
 
 
 def _nodes(loss: Tensor) -> list[Any]:
-    """List the nodes of a graph that read something."""
+    """List the nodes of a graph."""
     todo: list[Any] = [loss.grad_fn]
     seen = {loss.grad_fn: None}
     while todo:
