@@ -16,6 +16,7 @@ from loadmaster.executor.training.updates import GroupOptimizer, HostThread, hos
 
 SAMPLE_ELEMENTS = 1 << 25
 _SAMPLES = 6
+LEAST_HOST_US = 5e5  # of updates on the host, whose memory is not equally fast all the time
 _FILLS = 30  # about a millisecond of a device's time: longer than the launch of an update
 
 
@@ -64,7 +65,7 @@ def measured_rates(optimizer: torch.optim.Optimizer, meter: Meter, copies: torch
         host.shut_down()
     return Rates(
         statistics.median(device_us[1:]) / SAMPLE_ELEMENTS,
-        statistics.fmean([statistics.median(each[1:]) for each in (alone_us, shared_us, shared_us)]) / SAMPLE_ELEMENTS,
+        statistics.fmean([statistics.fmean(each[1:]) for each in (alone_us, shared_us, shared_us)]) / SAMPLE_ELEMENTS,
         device_bytes / SAMPLE_ELEMENTS,
         *(statistics.harmonic_mean(rates) for rates in zip(alone_gbps, shared_gbps, strict=True)),
     )
@@ -90,8 +91,9 @@ def _host_update_us(host: HostThread, optimizer: torch.optim.Optimizer, dtype: t
     """Times of updates on the host with the casts of gradient and copy. In the host's thread."""
     here = _sample(optimizer, torch.device("cpu"))
     gradient = torch.ones(here.masters[0].shape, dtype=dtype)
-    copied, times = torch.empty_like(gradient), []
-    for _ in range(_SAMPLES):
+    copied = torch.empty_like(gradient)
+    times: list[float] = []
+    while len(times) < _SAMPLES or sum(times) < LEAST_HOST_US:
         began = time.perf_counter()
         host.update(here, [gradient], here.settings(), None)
         copied.copy_(here.masters[0])

@@ -30,6 +30,7 @@ def everything_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are worth a move here, and samples of updates are short."""
     monkeypatch.setattr(layers_module, "SMALL_ELEMENTS", 64)
     monkeypatch.setattr(rates_module, "SAMPLE_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(rates_module, "LEAST_HOST_US", 0)
 
 
 class Attending(nn.Module):
