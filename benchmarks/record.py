@@ -23,7 +23,7 @@ def write(name: str, payload: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     document = {
         "benchmark": name,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": now(),
         "command": command(),
         "machine": machine(),
         "versions": versions(),
@@ -31,6 +31,18 @@ def write(name: str, payload: dict[str, Any]) -> Path:
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
+
+
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Read the rows that were written before; none where nothing was."""
+    path = RESULTS / f"{name}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
+def now() -> str:
+    """Return date and time in words."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def write_whole(path: Path, text: str) -> None:

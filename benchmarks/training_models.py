@@ -8,7 +8,7 @@ peak of plain PyTorch, optimizer state included. ``fit`` is the call of docs/tra
 same without an optimizer; ``pager`` is the pager of docs/place-a-training-state.md, with checkpointed blocks. FSDP2
 offloads to the CPU with checkpointed blocks, and so does torchao's CPUOffloadOptimizer; both take what they take, and
 count under each budget that they keep. Times are the median of rounds of steps, peaks the allocator's.
-Writes ``benchmarks/results/training_models.json``.
+Writes ``benchmarks/results/training_models.json``; rows of other models stay in it.
 """
 
 from __future__ import annotations
@@ -237,6 +237,7 @@ def main() -> None:
     a = p.parse_args()
     asked = [(method, None) for method in WITHOUT_BUDGET if method == "plain" or method in a.methods]
     asked += [(method, share) for share in a.shares for method in UNDER_BUDGET if method in a.methods]
+    others = [] if a.small else [r for r in record.read_rows("training_models") if r["case"] not in a.cases]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         for name in a.cases:
@@ -246,10 +247,10 @@ def main() -> None:
                 made = processes.submit(row, name, method, budget_bytes, small=a.small).result()
                 plain_bytes = plain_bytes or made.get("peak_gib", 0.0) * GIB
                 limit: dict[str, Any] = {} if share is None else {"share": share, "budget_bytes": budget_bytes}
-                rows.append({"case": name, "method": method, **limit, **made})
+                rows.append({"case": name, "method": method, "date": record.now(), **limit, **made})
                 print(rows[-1], flush=True)
                 if not a.small:
-                    record.write("training_models", {"rows": rows, "ratios": ratios(rows)})
+                    record.write("training_models", {"rows": [*others, *rows], "ratios": ratios([*others, *rows])})
 
 
 if __name__ == "__main__":
