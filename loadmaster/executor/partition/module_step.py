@@ -40,7 +40,7 @@ _ROUGHLY = 5e-2
 # Share of the largest gradient: a smaller one may be nothing but rounding, as that of a shift before a batch norm.
 _NO_GRADIENT = 1e-2
 # Methods whose plans give every axis one role.
-METHODS = ("module", "fsdp", "data-parallel")
+METHODS = ("module", "fsdp", "zero-2", "hsdp", "data-parallel")
 _REMEDY = "Use executor='graph', which runs the plan as it was checked."
 
 

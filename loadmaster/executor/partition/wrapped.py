@@ -30,6 +30,7 @@ class Layout:
     """Placements of one plan, by parameter and by module.
 
     Attributes:
+        is_gathered_once: parameters stay whole from the forward pass to the backward pass.
         split_inputs: leaves of the batch that are split along their first dimension, on axes that divide batches.
         entering: module -> shape of an input, without what other workers have of the batch -> the placement on the
             tensor axes that its operators need.
@@ -40,6 +41,7 @@ class Layout:
     sizes: tuple[int, ...]
     parameters: dict[str, Placement]
     split_inputs: frozenset[int]
+    is_gathered_once: bool
     entering: dict[str, dict[Shape, AxisPlacements]] = field(default_factory=dict)
     leaving: dict[str, dict[Shape, AxisPlacements]] = field(default_factory=dict)
 
@@ -69,8 +71,12 @@ def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> 
         sizes,
         {name: placements[n] for name, n in traced.parameters.items()},
         frozenset(leaf for leaf, n in traced.inputs.items() if any(placements[n][axis] == 0 for axis in divided)),
+        any(
+            problem.tensors[original].role == "parameter" and placements[copy] != placements[original]
+            for copy, original in problem.copied.items()
+        ),
     )
-    # A copy has the placement of its original; modules do not know of it.
+    # A copy has the placement of its original on tensor axes; modules do not know of it.
     operators = [
         (operator, chosen)
         for operator, chosen in zip(problem.operators, splits.strategies, strict=True)
@@ -193,14 +199,15 @@ def _moved(x: DTensor, places: dict[Shape, AxisPlacements]) -> DTensor:
 def _fully_shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, names: dict[int, str]) -> None:
     """Shard repeated blocks one by one, so that one is gathered while another computes; then the rest."""
     over = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
+    again = not layout.is_gathered_once
 
     def along(parameter: nn.Parameter) -> Shard:
         name = names[id(parameter)]
         return Shard(layout.sharded_along(name) if name in layout.parameters else 0)
 
     for block in _blocks(model):
-        fully_shard(block, mesh=over, shard_placement_fn=along)
-    fully_shard(model, mesh=over, shard_placement_fn=along)
+        fully_shard(block, mesh=over, shard_placement_fn=along, reshard_after_forward=again)
+    fully_shard(model, mesh=over, shard_placement_fn=along, reshard_after_forward=again)
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:

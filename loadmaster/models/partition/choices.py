@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from loadmaster.models.partition.classes import Classes
+from loadmaster.models.partition.classes import Classes, Copies
 from loadmaster.models.partition.placements import Placement, part_of
 from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import PartitionProblem, Strategy
@@ -90,10 +90,10 @@ def _elementwise_strategy(strategies: Sequence[Strategy], part: int) -> int:
     return -1
 
 
-def coarsened(problem: PartitionProblem, *, copies_alike: bool = False) -> Choices:
-    """The variables of a problem, and what they cost; copies are placed as their originals if ``copies_alike``. Raises
+def coarsened(problem: PartitionProblem, copies: Copies = "all") -> Choices:
+    """The variables of a problem, and what they cost; ``copies`` may be placed otherwise than their originals. Raises
     InputError for tied tensors or operators that have nothing to choose together."""
-    return _Coarsening(problem, Classes(problem, copies_alike=copies_alike)).choices()
+    return _Coarsening(problem, Classes(problem, copies)).choices()
 
 
 class _Coarsening:

@@ -13,19 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Literal
 
 from loadmaster.errors import InputError
 from loadmaster.models.partition.placements import Placement, code, possible
-from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.problem import Operator, PartitionProblem
 from loadmaster.models.partition.sides import StrategyStates, runs_where_its_tensors_lie
+
+Copies = Literal["all", "of parameters", "none"]
 
 
 class Classes:
-    """The classes of one problem, members ascending. If ``copies_alike``, copies are placed as their originals even
-    where something may be stored twice."""
+    """The classes of one problem, members ascending.
 
-    def __init__(self, problem: PartitionProblem, *, copies_alike: bool = False) -> None:
-        self.problem, self._copies_alike = problem, copies_alike or not problem.replicas
+    Args:
+        copies: which copies may be placed otherwise than their originals: none where nothing may be stored twice.
+    """
+
+    def __init__(self, problem: PartitionProblem, copies: Copies = "all") -> None:
+        self.problem, self._copies = problem, copies if problem.replicas else "none"
         self.units = tuple(axis.units for axis in problem.axes)
         self.copies = [problem.is_copy(operator) for operator in problem.operators]
         self.elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
@@ -37,11 +43,15 @@ class Classes:
         """Numbers of the tensors of each class."""
         sets = _Sets(len(self.problem.tensors))
         sets.tie(tensor.tie for tensor in self.problem.tensors)
-        alike = self.merged if self._copies_alike else self.elementwise
-        for operator, are_alike in zip(self.problem.operators, alike, strict=True):
-            if are_alike:
+        for n, operator in enumerate(self.problem.operators):
+            if self.elementwise[n] or (self.copies[n] and not self._is_placed_apart(operator)):
                 sets.join((*operator.inputs, *operator.outputs))
         return sets.groups()
+
+    def _is_placed_apart(self, copy: Operator) -> bool:
+        if self._copies == "of parameters":
+            return self.problem.tensors[copy.inputs[0]].role == "parameter"
+        return self._copies == "all"
 
     @cached_property
     def operators(self) -> list[tuple[int, ...]]:

@@ -137,7 +137,7 @@ class _Run:
     def _roles(self) -> list[tuple[float, _Run]]:
         """Try all roles by elimination; return (what any plan costs at least, its run), cheapest first."""
         runs = []
-        for _, choices in by_roles(self.problem):
+        for _, _, choices in by_roles(self.problem):
             if self.best is not None and self.effort.over():
                 break
             with self.effort.on_clock("solve"):

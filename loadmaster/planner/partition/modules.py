@@ -10,9 +10,13 @@ stays as it is made. Not even terms of a sum are added up there: ``DTensor`` ref
 goes into a module or comes out of it may move: a hook can do that, for each module by itself, so copies have the
 placement of their originals. Parameters are used as they are placed, and every worker has the whole input of the step.
 
+Parameters that are sharded are gathered in each pass, or all of them once: then their copies are whole on axes that
+divide batches, and stay from the forward pass to the backward pass (``reshard_after_forward=False``).
+
 Convolutions run whole there: of what ``DTensor`` computes on their channels some is wrong (PyTorch 2.13, issue 186129).
 
-The best roles are found by trying all: three to the power of the axes, each a problem much smaller than the whole.
+The best roles are found by trying all: three to the power of the axes, and most of them twice, each a problem much
+smaller than the whole.
 """
 
 from __future__ import annotations
@@ -31,17 +35,21 @@ from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.sides import Side, sides
 from loadmaster.solvers.program import FloatArray, IntArray
 
+Roles = tuple[Role, ...]
+
 # The dimension of batches.
 _BATCH = 0
 # Not to be split by ``DTensor``.
 _WHOLE_OPERATORS = ("aten.convolution",)
 
 
-def by_roles(problem: PartitionProblem) -> Iterator[tuple[tuple[Role, ...], Choices]]:
-    """Yield (roles of the axes, the choices that they leave)."""
-    modules = _Modules(coarsened(problem, copies_alike=True))
+def by_roles(problem: PartitionProblem) -> Iterator[tuple[Roles, bool, Choices]]:
+    """Yield (roles of the axes, whether sharded parameters are gathered once, the choices that this leaves)."""
+    again, once = (_Modules(coarsened(problem, copies)) for copies in ("none", "of parameters"))
     for roles in itertools.product(get_args(Role), repeat=len(problem.axes)):
-        yield roles, modules.under(roles)
+        yield roles, False, again.under(roles)
+        if "shard" in roles and once.copies:
+            yield roles, True, once.under(roles)
 
 
 class _Modules:
@@ -60,6 +68,13 @@ class _Modules:
             for v, variable in enumerate(choices.variables)
             if variable.of == "tensors" and any(self.problem.tensors[t].role == "parameter" for t in variable.members)
         }
+        self.copies = {
+            v
+            for v, variable in enumerate(choices.variables)
+            if variable.of == "tensors"
+            and v not in self._parameters
+            and any(self.problem.tensors[self.problem.original(t)].role == "parameter" for t in variable.members)
+        }
 
     def under(self, roles: Sequence[Role]) -> Choices:
         """Reduce the choices to the states that roles leave; a variable that none of its states suits keeps all."""
@@ -72,7 +87,8 @@ class _Modules:
         pairs = {}
         for (t, o), costs in self.choices.pairs.items():
             left = costs[np.ix_(kept[t], kept[o])]
-            pairs[t, o] = self._still(left, t, o, kept[t], kept[o], tensor_axes) if tensor_axes else left
+            still = self._alike if o in self.copies else self._still
+            pairs[t, o] = still(left, t, o, kept[t], kept[o], tensor_axes) if tensor_axes else left
         variables = [
             replace(variable, states=tuple(variable.states[n] for n in keep))
             for variable, keep in zip(self.choices.variables, kept, strict=True)
@@ -111,12 +127,13 @@ class _Modules:
         operator = self.problem.operators[variable.members[0]]
         every = self.problem.strategies(operator)
         if operator.op.startswith(_WHOLE_OPERATORS):
-            whole = len(every) - 1
+            last = len(every) - 1
             others = [axis for axis in range(len(self.problem.axes)) if axis not in divided]
-            states = [n for n, state in enumerate(variable.states) if all(state[axis] == whole for axis in others)]
+            states = [n for n, state in enumerate(variable.states) if all(state[axis] == last for axis in others)]
         else:
             states = [*range(len(variable.states))]
-        slots = [n for n, t in enumerate(operator.inputs) if self.choices.tensor_of[t] in self._parameters]
+        whole = self._parameters | self.copies
+        slots = [n for n, t in enumerate(operator.inputs) if self.choices.tensor_of[t] in whole]
         fitting = [
             n
             for n in states
@@ -125,6 +142,17 @@ class _Modules:
         dividing = [n for n in fitting if all(every[variable.states[n][axis]].divides for axis in divided)]
         of_batch = not self._of_batch.isdisjoint(operator.inputs)
         return dividing if of_batch and dividing else fitting
+
+    def _alike(
+        self, costs: FloatArray, t: int, copy: int, lies: IntArray, goes: IntArray, tensor_axes: Sequence[int]
+    ) -> FloatArray:
+        """Make costs infinite where a copy is placed otherwise than its original on tensor axes."""
+        originals, copies = (
+            np.array([variable.states[n] for n in kept])[:, tensor_axes]
+            for variable, kept in ((self.choices.variables[t], lies), (self.choices.variables[copy], goes))
+        )
+        are_alike = (originals[:, None] == copies).all(axis=-1)
+        return np.where(are_alike, costs, np.inf)
 
     def _still(
         self, costs: FloatArray, t: int, o: int, lies: IntArray, runs: IntArray, tensor_axes: Sequence[int]

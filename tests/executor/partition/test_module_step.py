@@ -15,6 +15,7 @@ from tests.executor.worlds import reports
 def test_modules_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
     scenarios = {
         "llama": partial(module_scenarios.trains_alike, "llama", [("tensor",)], (2,)),
+        "gathers": partial(module_scenarios.gathers_as_planned, (2,)),
         "one call": partial(module_scenarios.splits_in_one_call, (2,)),
         "refused": partial(module_scenarios.refuses, (2,)),
     }
@@ -24,5 +25,9 @@ def test_modules_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_modules_train_on_a_mesh_as_on_one(tmp_path: Path) -> None:
     every = [("replicate", "shard"), ("shard", "shard"), ("shard", "tensor"), ("tensor", "replicate")]
-    scenarios = {"perceptron": partial(module_scenarios.trains_alike, "perceptron", every, (2, 2))}
+    scenarios = {
+        "perceptron": partial(module_scenarios.trains_alike, "perceptron", every, (2, 2)),
+        "gathered once": partial(module_scenarios.trains_alike, "perceptron", every[:3], (2, 2), once=True),
+        "by hand": partial(module_scenarios.methods_train_alike, "perceptron", (2, 2)),
+    }
     assert reports(scenarios, tmp_path, 4) == {name: [""] * 4 for name in scenarios}
