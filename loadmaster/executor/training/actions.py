@@ -26,7 +26,13 @@ from loadmaster.executor.training.layers import ModelLayers
 from loadmaster.executor.training.state_files import StateFiles, expect_folder
 from loadmaster.executor.training.timetable import OF_UPDATE, Action, Do
 from loadmaster.executor.training.updates import GroupOptimizer, HostThread, HostUpdate
-from loadmaster.executor.training.weights import AFTER_INTERRUPTION, DeviceWeights, HostWeights, InterruptedStepError
+from loadmaster.executor.training.weights import (
+    AFTER_INTERRUPTION,
+    DeviceWeights,
+    HostWeights,
+    InterruptedStepError,
+    Places,
+)
 from loadmaster.models.training.plan import GroupPlan, Schedule
 
 # Actions with which the update of a group begins.
@@ -70,6 +76,7 @@ class Actions:
         self.weights: list[DeviceWeights | HostWeights] = []
         self._updates: list[DeviceUpdate | HostUpdate | None] = []
         self.streamed: list[HostWeights] = []
+        self.places: Places = {}
         self.trained: list[nn.Parameter] = []
         self._hidden, self.is_between = HiddenWeights(), False
 
@@ -77,7 +84,10 @@ class Actions:
         """Move weights and state to where the schedule has them."""
         for of, plan in zip(self._layers.groups, self._plans, strict=True):
             on_device = plan.weights == "device"
-            self.weights.append(DeviceWeights(of, device) if on_device else HostWeights(of, self._mover, copy_dtype))
+            places: Places = self.places if plan.weights == "streamed" else {}
+            self.weights.append(
+                DeviceWeights(of, device) if on_device else HostWeights(of, self._mover, copy_dtype, places)
+            )
         if self._in_files:
             self._layouts = {g: StateLayout(optimizer, self._layers.groups[g]) for g in self._in_files}
             sizes = {g: layout.size_bytes for g, layout in self._layouts.items()}

@@ -164,7 +164,7 @@ class TrainingStep(nn.Module):
         if not torch.is_grad_enabled():
             return cast(Tensor, self.step(*args, **kwargs))
         self._begin_pass()
-        saved = saved_by_place(self._actions.streamed) if self._actions.streamed else contextlib.nullcontext()
+        saved = saved_by_place(self._actions.places) if self._actions.streamed else contextlib.nullcontext()
         try:
             with saved:
                 loss = self.step(*args, **kwargs)

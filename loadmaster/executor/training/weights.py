@@ -80,10 +80,13 @@ class HostWeights:
         updated: the host's latest update, which a load waits for.
         stored: the way to the host of a copy that the device made, which a load waits for.
         is_current: whether the copy on the device is that of the latest weights, or will be once it has arrived.
+
+    Args:
+        places: where the copy notes its address while it is on the device.
     """
 
-    def __init__(self, of: ModelGroup, mover: Mover, copy_dtype: torch.dtype | None) -> None:
-        self._of, self._mover = of, mover
+    def __init__(self, of: ModelGroup, mover: Mover, copy_dtype: torch.dtype | None, places: Places) -> None:
+        self._of, self._mover, self._places = of, mover, places
         self.packing = Packing(of.parameters, [p.dtype for p in of.parameters])
         self.copy_packing = Packing(of.parameters, of.copy_dtypes(copy_dtype))
         self.host, self.host_copy = (mover.host_buffer(p.size_bytes) for p in (self.packing, self.copy_packing))
@@ -111,6 +114,7 @@ class HostWeights:
         if self._memory is None:
             size_bytes = self.copy_packing.size_bytes
             self._memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._mover.device)
+            self._places[self._memory.data_ptr()] = self
         after = [self._mover.mark(), *([] if self.stored is None else [self.stored])]
         loading = self._loading = _Loading(self._mover, self._memory, self.host_copy, after)
         if self.updated is None:
@@ -141,6 +145,8 @@ class HostWeights:
             self.need()
         self.is_current = False
         self._show(None)
+        if self._memory is not None:
+            del self._places[self._memory.data_ptr()]
         self._memory = None
 
     def overwrite(self, memory: Tensor | None) -> None:
@@ -190,11 +196,6 @@ class HostWeights:
         """Bytes of the copy on the device."""
         return 0 if self._memory is None else self._memory.numel()
 
-    @property
-    def address(self) -> int | None:
-        """Address of the copy's memory on the device; None: it has none."""
-        return None if self._memory is None else self._memory.data_ptr()
-
     def saved(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """The tensor at a place in the copy's memory, as it is on the device now."""
         self.need()
@@ -210,6 +211,8 @@ class HostWeights:
 
 
 AnyWeights = Sequence[DeviceWeights | HostWeights]
+# Addresses of copies that are on the device now.
+Places = dict[int, HostWeights]
 
 
 def expect_casts(model: nn.Module, of_groups: AnyWeights) -> list[Any]:
@@ -238,16 +241,15 @@ def _expect_cast(device: str, dtype: torch.dtype, module: nn.Module, _: Any) -> 
     raise InputError("model", str(module), problem, remedy)
 
 
-def saved_by_place(streamed: Sequence[HostWeights]) -> torch.autograd.graph.saved_tensors_hooks:
+def saved_by_place(streamed: Places) -> torch.autograd.graph.saved_tensors_hooks:
     """Make a context in which streamed weights that are saved for the backward pass are kept by their place alone: they
     come again for that."""
 
     def pack(saved: Tensor) -> Any:
-        address = saved.untyped_storage().data_ptr()
-        for weights in streamed:
-            if weights.address == address:
-                return weights, saved.dtype, saved.storage_offset(), saved.size(), saved.stride()
-        return saved
+        weights = streamed.get(saved.untyped_storage().data_ptr())
+        if weights is None:
+            return saved
+        return weights, saved.dtype, saved.storage_offset(), saved.size(), saved.stride()
 
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):

@@ -102,7 +102,7 @@ def test_late_moves_end_before_another_plan(monkeypatch: pytest.MonkeyPatch) -> 
 def test_weights_that_are_dropped_leave_no_memory_whenever_their_update_ended() -> None:
     """A future keeps its callbacks, and so what they refer to."""
     of = ModelGroup("one", (1,), (nn.Parameter(torch.zeros(64)),), (False,), 0)
-    weights = HostWeights(of, HostMover(), None)
+    weights = HostWeights(of, HostMover(), None, {})
     weights.updated = Future()
     weights.load()
     assert weights._memory is not None
