@@ -9,7 +9,7 @@
 ``fsdp``           the same with every parameter divided over all GPUs, and gathered where it is needed (ZeRO-3)
 ``zero-2``         the same, gathered once for both passes
 ``hsdp``           every parameter divided over the last axis, and whole on the others
-``megatron``       the last axis divides parameters, [Megatron19]; the others divide batches
+``megatron``       the last axis divides matrices, which are never gathered, [Megatron19]; the others divide batches
 
 Where only placements are restricted, operators run as is cheapest then.
 """
@@ -23,6 +23,7 @@ import numpy as np
 
 from loadmaster.models.partition.choices import Choices, coarsened
 from loadmaster.models.partition.placements import WHOLE
+from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.planner.partition.pairwise import minimize
 from loadmaster.solvers.program import FloatArray
 
@@ -146,8 +147,25 @@ def _on_last(part: int, last: bool) -> bool:
 
 
 def megatron(choices: Choices, stop: Stop) -> list[int]:
-    """Divide matrices over the last axis, batches over the others; along the last axis the rest follows."""
-    return best_of(choices, _placed(choices, _on_last, batch_on_last=False), stop)
+    """Divide matrices over the last axis, where operators read shares of them, and batches over the others; along the
+    last axis the rest follows: heads, columns, or a sequence."""
+    problem = choices.problem
+
+    def reads_shares(v: int, state: tuple[int, ...]) -> bool:
+        variable = choices.variables[v]
+        if variable.of == "tensors":
+            return True
+        operator = problem.operators[variable.members[0]]
+        read = zip(operator.inputs, problem.strategies(operator)[state[-1]].inputs, strict=True)
+        return not any(_is_matrix(problem, t) and need.part == "R" for t, need in read)
+
+    placed, read = _placed(choices, _on_last, batch_on_last=False), _where(choices, reads_shares)
+    return best_of(choices, [sorted({*a} & {*b}) or a for a, b in zip(placed, read, strict=True)], stop)
+
+
+def _is_matrix(problem: PartitionProblem, tensor: int) -> bool:
+    of = problem.tensors[problem.original(tensor)]
+    return of.role == "parameter" and len(of.shape) > 1
 
 
 def _placed(
@@ -156,7 +174,7 @@ def _placed(
     """Select states: parameters as given on every axis, all else split along its first dimension, and every operator's
     work divided over all axes. ``parameters``: whether a parameter, its gradient and states may have a part;
     ``copies``: of its copies, None: the same. ``batch_on_last``: all else is split along its first dimension on the
-    last axis, too."""
+    last axis, too; or never."""
     problem = choices.problem
 
     def keep(v: int, state: tuple[int, ...]) -> bool:
@@ -169,7 +187,7 @@ def _placed(
             are_copies = all(m in problem.copied for m in variable.members)
             allowed = copies if copies is not None and are_copies else parameters
             return all(allowed(part, n == last) for n, part in enumerate(state))
-        return all(part == 0 for n, part in enumerate(state) if batch_on_last or n != last)
+        return all((part == 0) == (n != last or batch_on_last) for n, part in enumerate(state))
 
     return _where(choices, keep)
 

@@ -13,9 +13,11 @@ from loadmaster.models.hardware import hardware
 from loadmaster.models.kinds import kind_named
 from loadmaster.models.partition.checker import check, check_plan
 from loadmaster.models.partition.limits import least_bytes
+from loadmaster.models.partition.meshes import mesh
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.tables.builder import Graph
+from loadmaster.models.partition.tables.names import model
 from loadmaster.planner.options import PlanOptions
 from loadmaster.planner.partition import driver, lagrangian, restrictions
 from loadmaster.planner.partition.elimination import TooWideError
@@ -57,6 +59,24 @@ def test_no_plan_is_better(seed: int, copies: bool) -> None:
         plan = planned(problem, budget_bytes)
         assert plan.objective == pytest.approx(best_by_force(problem, budget_bytes), rel=1e-6)
         assert plan.status == "optimal" and plan.check["peak_bytes"] <= budget_bytes
+
+
+def test_megatron_gathers_no_matrix_along_the_last_axis() -> None:
+    """Batch 4 on 2 x 2: it could be divided there, too, and matrices gathered, as in HSDP."""
+    problem = model("llama3-8b", mesh("2x2", gbps="45,350"), hardware("h100"), batch=4)
+    splits = {method: planned(problem, method=method).splits for method in ("megatron", "hsdp")}
+    gathered = {}
+    for method, found in splits.items():
+        assert found is not None
+        gathered[method] = {
+            problem.tensors[problem.original(t)].name
+            for operator, chosen in zip(problem.operators, found.strategies, strict=True)
+            if not problem.is_copy(operator)
+            for t, need in zip(operator.inputs, problem.strategies(operator)[chosen[-1]].inputs, strict=True)
+            if (of := problem.tensors[problem.original(t)]).role == "parameter" and len(of.shape) > 1
+            if need.part == "R"
+        }
+    assert not gathered["megatron"] and len(gathered["hsdp"]) > 200
 
 
 @pytest.mark.parametrize("seed", range(4))
