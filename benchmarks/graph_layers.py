@@ -22,7 +22,6 @@ import argparse
 import datetime
 import gc
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -221,8 +220,7 @@ def written(rows: Sequence[dict[str, Any]]) -> None:
     """Write rows, and keep those of earlier runs for other layers, graphs or precisions."""
     keys = ("model", "dataset", "precision")
     new = {tuple(row[key] for key in keys) for row in rows}
-    path = record.RESULTS / "graph_layers.json"
-    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    old = record.read_rows("graph_layers")
     rows = [*(row for row in old if tuple(row[key] for key in keys) not in new), *rows]
     by_precision = {
         precision: gains([row for row in rows if row["precision"] == precision])

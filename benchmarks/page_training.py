@@ -83,7 +83,7 @@ def _models(library: Result) -> list[Sequence[object]]:
     """Rows of models and budgets: what each method takes, in ms and GiB."""
 
     def words(row: Result) -> str:
-        return f"{row['step_ms']:.0f}, {row['peak_gib']:.1f}"
+        return f"{row['step_ms']:.0f}, {row['peak_gib']:.1f}" if "step_ms" in row else "failed"
 
     rivals = ("checkpointed", "FSDP2, CPU offload", "torchao, CPU offload")
     of = {(row["case"], row["method"]): row for row in library["rows"] if "share" not in row}
@@ -91,7 +91,7 @@ def _models(library: Result) -> list[Sequence[object]]:
         [
             f"{ours['case']}: {words(of[ours['case'], 'plain'])}",
             f"{ours['share']:.0%}, {ours['budget_bytes'] / 2**30:.1f}",
-            f"{words(ours)} ({ours['planned_ms']:.0f})",
+            f"{words(ours)} ({ours['planned_ms']:.0f})" if ours.get("planned_ms") else words(ours),
             *(words(of[ours["case"], method]) for method in rivals),
         ]
         for ours in library["rows"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import time
 from collections.abc import Sequence
@@ -100,10 +99,9 @@ class Session:
         if a.again:
             asked = {identity(row) for row in wanted}
             self.rows[:] = [row for row in self.rows if identity(row) not in asked]
-        date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         versions = ", ".join(f"{name} {number}" for name, number in record.versions().items())
         run = self._last_run() + 1
-        self.runs.append({"run": run, "date": date, "command": record.command(), "versions": versions})
+        self.runs.append({"run": run, "date": record.now(), "command": record.command(), "versions": versions})
         pending = self._missing(wanted)
         running: dict[Future[Row], Row] = {}
         with ThreadPoolExecutor(a.jobs) as pool:

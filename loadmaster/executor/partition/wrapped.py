@@ -17,7 +17,7 @@ from loadmaster.executor.partition.traced import TracedStep
 from loadmaster.executor.torch_private.modules import buffers_of, parameters_of
 from loadmaster.executor.torch_private.operators import pytree
 from loadmaster.models.partition.placements import WHOLE, Placement, code
-from loadmaster.models.partition.plan import Role, Splits, roles_of
+from loadmaster.models.partition.plan import Role, Roles, Splits, roles_of
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.sides import sides
 
@@ -37,7 +37,7 @@ class Layout:
         leaving: the same for outputs.
     """
 
-    roles: tuple[Role, ...]
+    roles: Roles
     sizes: tuple[int, ...]
     parameters: dict[str, Placement]
     split_inputs: frozenset[int]

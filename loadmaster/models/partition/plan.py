@@ -80,9 +80,10 @@ class PartitionPlan(Plan):
 
 
 Role = Literal["replicate", "shard", "tensor"]
+Roles = tuple[Role, ...]
 
 
-def roles_of(problem: PartitionProblem, splits: Splits) -> tuple[Role, ...]:
+def roles_of(problem: PartitionProblem, splits: Splits) -> Roles:
     """Role of every axis: it divides batches where an input of the step is divided along it."""
     placed = list(zip(problem.tensors, splits.placements, strict=True))
     found: list[Role] = []

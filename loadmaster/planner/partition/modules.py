@@ -30,12 +30,10 @@ import numpy as np
 
 from loadmaster.models.partition.choices import Choices, Variable, coarsened
 from loadmaster.models.partition.placements import WHOLE, Placement
-from loadmaster.models.partition.plan import Role
+from loadmaster.models.partition.plan import Role, Roles
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.sides import Side, sides
 from loadmaster.solvers.program import FloatArray, IntArray
-
-Roles = tuple[Role, ...]
 
 # The dimension of batches.
 _BATCH = 0
@@ -127,13 +125,13 @@ class _Modules:
         operator = self.problem.operators[variable.members[0]]
         every = self.problem.strategies(operator)
         if operator.op.startswith(_WHOLE_OPERATORS):
-            last = len(every) - 1
+            whole = len(every) - 1
             others = [axis for axis in range(len(self.problem.axes)) if axis not in divided]
-            states = [n for n, state in enumerate(variable.states) if all(state[axis] == last for axis in others)]
+            states = [n for n, state in enumerate(variable.states) if all(state[axis] == whole for axis in others)]
         else:
             states = [*range(len(variable.states))]
-        whole = self._parameters | self.copies
-        slots = [n for n, t in enumerate(operator.inputs) if self.choices.tensor_of[t] in whole]
+        parameters = self._parameters | self.copies
+        slots = [n for n, t in enumerate(operator.inputs) if self.choices.tensor_of[t] in parameters]
         fitting = [
             n
             for n in states

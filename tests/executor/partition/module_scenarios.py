@@ -13,9 +13,9 @@ import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor.partition.apply import apply, split
 from loadmaster.executor.partition.module_step import METHODS, ModuleStep
-from loadmaster.models.partition.plan import PartitionPlan, roles_of
+from loadmaster.models.partition.plan import PartitionPlan, Roles, roles_of
 from loadmaster.models.partition.problem import PartitionProblem
-from loadmaster.planner.partition.modules import Roles, by_roles
+from loadmaster.planner.partition.modules import by_roles
 from loadmaster.planner.partition.pairwise import minimize
 from tests.executor.partition.models import made
 from tests.executor.partition.step_scenarios import RATE, captured, on_one_device, plan_of
